@@ -123,7 +123,7 @@ def n_ranks(ctx: pgasdl.Context) -> str:
 
 
 def accuracy(network: nn.Module, digits: Digits) -> float:
-    """Return the share of the test images that the network reads rightly."""
+    """Return the share of the test images that the network reads correctly."""
     with torch.no_grad():
         return (network(digits.test).argmax(1) == digits.test_labels).double().mean().item()
 

@@ -96,7 +96,7 @@ class DDPState:
         return future
 
     def close(self) -> None:
-        """End the thread, after what it has begun, and give up its group's memory. Idempotent."""
+        """End the thread, after the calls that it has begun, and free its group. Idempotent."""
         self._finalizer()
         self._queue.close(math.inf, self._seconds)
         own, self._group, self._average = self._group, None, None

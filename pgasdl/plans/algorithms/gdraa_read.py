@@ -3,7 +3,7 @@
 Paper
     MiMatrix's GDRAA; scatter and broadcast are made by their receivers, as in the rendezvous of
     MPI libraries that copy through the kernel once. ``data`` is private memory, of which nobody
-    writes another rank's: a rank that gave up cannot harm an array that its owner took back.
+    writes another rank's: a rank that aborted cannot harm an array that its owner took back.
 
 Steps, on rank r of P (r owns block r, which is cut in pieces)
     1. Flag "my data is ready" to every other owner; wait for everybody's flag.
