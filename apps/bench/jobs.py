@@ -111,10 +111,7 @@ def serving(op: str) -> tuple[str, ...]:
 class Peer:
     """One job of another library; ``kind``: a row that is not in the table.
 
-    Raises
-    ------
-    UnavailableError
-        It is not installed, or does not start; says why.
+    UnavailableError: it is not installed, or does not start; says why.
     """
 
     def __init__(self, name: str, size: int, kind: PeerKind | None = None) -> None:

@@ -17,17 +17,9 @@ _NAME = re.compile(r"(cpu|cuda)(?::([0-9]{1,4}))?", re.ASCII)
 def ordinal_of(device: object) -> int | None:
     """Return a GPU's ordinal; None for the host.
 
-    Parameters
-    ----------
-    device : str, torch.device or cupy.cuda.Device
-        "cpu"; "cuda:1"; or "cuda": the current device of PyTorch or CuPy, else 0.
-
-    Raises
-    ------
-    ConfigError
-        It names no device.
-    UnavailableError
-        There is no such GPU; says which there are.
+    ``device`` : "cpu"; "cuda:1"; "cuda", the current device of PyTorch or CuPy, else 0; or an
+    object of theirs. ConfigError: it names no device. UnavailableError: there is no such GPU; says
+    which there are.
     """
     kind, index = _parts(device)
     if kind == "cpu":

@@ -11,20 +11,11 @@ _PROTOCOL = 0
 
 
 def stream_handle(stream: object, ordinal: int) -> int:
-    """Return the handle of a stream.
+    """Return the handle of a stream; ConfigError: it is none.
 
-    Parameters
-    ----------
-    stream : object
-        A stream of PyTorch, of CuPy, or with ``__cuda_stream__``; a handle; None: the current
-        stream of PyTorch if it uses CUDA here, else of CuPy if loaded, else the default stream.
-    ordinal : int
-        The GPU whose current stream is meant.
-
-    Raises
-    ------
-    ConfigError
-        It is no stream.
+    ``stream`` : a stream of PyTorch, of CuPy, or with ``__cuda_stream__``; a handle; None: the
+    current stream of PyTorch if it uses CUDA here, else of CuPy if loaded, else the default stream
+    ``ordinal`` : the GPU whose current stream is meant
     """
     if stream is None:
         stream = _current(ordinal)

@@ -35,13 +35,7 @@ _LOST = Lost("Slurm ended it before its supervisor could write how: cancelled, o
 
 
 class SlurmRunner:
-    """Batch jobs of the cluster to which this machine belongs.
-
-    Raises
-    ------
-    UnavailableError
-        There is no Slurm here.
-    """
+    """Batch jobs of the cluster to which this machine belongs; UnavailableError: no Slurm here."""
 
     resources = frozenset(RESOURCES)
 

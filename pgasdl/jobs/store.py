@@ -53,12 +53,8 @@ _COLUMNS = (
 class Store:
     """The file; every method may be called by any thread.
 
-    Raises
-    ------
-    UnavailableError
-        Another server uses the file.
-    ConfigError
-        It is no file of this version of pgasdl, or cannot be opened.
+    UnavailableError: another server uses the file. ConfigError: it is no file of this version of
+    pgasdl, or cannot be opened.
     """
 
     def __init__(self, places: Places) -> None:
@@ -157,10 +153,7 @@ class Store:
     def move(self, job: Job, to: State, reason: str = "", **columns: Any) -> Job:
         """Move a job from the state in which the caller saw it to another.
 
-        Raises
-        ------
-        JobError
-            With status 409: it is in another state now, or in another step.
+        JobError with status 409: it is in another state now, or in another step.
         """
 
         def decide(now: Job) -> State:

@@ -234,10 +234,7 @@ def _megabytes(nbytes: int | None) -> str:
 def choices(text: str) -> list[Choice]:
     """Parse plans such as "gdraa,chain(chunks=8)".
 
-    Raises
-    ------
-    ConfigError
-        No such plan or option, or a plan that does not exchange gradients.
+    ConfigError: no such plan or option, or a plan that does not exchange gradients.
     """
     found = []
     depth = start = 0

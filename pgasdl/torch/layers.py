@@ -226,10 +226,7 @@ class Layer:
     def claim(self) -> None:
         """Take the gradients of a step as they are now; later changes have no effect on it.
 
-        Raises
-        ------
-        PlanError
-            The program removed or replaced one while it was exchanged.
+        PlanError: the program removed or replaced one while it was exchanged.
         """
         if self.state is State.EXCHANGING:
             self.require_whole()

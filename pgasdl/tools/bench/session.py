@@ -20,23 +20,10 @@ def _nowhere() -> str:
 class Session:
     """One benchmark on this rank. Every member is collective.
 
-    Parameters
-    ----------
-    payload : int
-        Bytes that the floor exchanges at most.
-    pinned : bool
-        Each rank stays on a processor of its own, if there are enough.
-
-    Attributes
-    ----------
-    ranks : Ranks
-        The ranks that measure together.
-    floors : Floors or None
-        None: they do not map each other's memory.
-    sync : Callable[[], None]
-        Lets all ranks begin at once.
-    lines : list[float]
-        Nanoseconds of a cache line, one way, by probe.
+    ``payload``: the most bytes that the floor exchanges. ``pinned``: each rank stays on a processor
+    of its own, if there are enough. ``floors`` is None where ranks do not map each other's memory;
+    ``sync`` lets all ranks begin at once; ``lines`` has the nanoseconds of a cache line, one way,
+    for each probe.
     """
 
     def __init__(

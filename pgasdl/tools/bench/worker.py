@@ -23,13 +23,7 @@ from pgasdl.tools.bench.turns import Contender, best_of, usual
 
 
 def measure(context: Context, request: Request) -> None:
-    """Measure everything that the request names.
-
-    Raises
-    ------
-    UnavailableError
-        Ranks do not map each other's memory.
-    """
+    """Measure the request; UnavailableError: the ranks do not map each other's memory."""
     if request.op in ("plans", "tune"):
         plans.measure(context, request)
     elif request.op == "c10d":

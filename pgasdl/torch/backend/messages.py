@@ -99,15 +99,9 @@ class Messages:
         return message
 
     def wait(self, message: Message, seconds: float) -> None:
-        """Wait until ``message`` is done.
+        """Wait until ``message`` is done; after a Timeout a caller may wait again.
 
-        Raises
-        ------
-        Timeout
-            It can be waited for again.
-        MismatchError
-            Its size differs from the receiver's memory.
-        PeerLost, ClosedError
+        MismatchError: its size differs from the receiver's memory.
         """
         deadline = time.monotonic() + seconds
         with self._changed:
