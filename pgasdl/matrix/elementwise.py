@@ -10,8 +10,10 @@ import numpy as np
 from pgasdl.errors import BufferRefused, LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.elements import Array, as_computed
-from pgasdl.matrix.layout import Block
+from pgasdl.matrix.layout import Block, Layout
+from pgasdl.matrix.reductions import reduce
 
+Shape = tuple[int, ...]
 Function = Callable[..., Any]
 _PART = 1 << 17  # elements
 
@@ -37,10 +39,9 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
         return NotImplemented
     require_same_space(*arrays)
     model = result if result is not None else max(arrays, key=_extent)
+    shape = model.shape
     for each in inputs:
-        shape = getattr(each, "shape", ())
-        if not _spreads(shape, model.shape):
-            raise LayoutError(f"an operand of shape {shape} does not fit {model.shape}")
+        shape = _spread(getattr(each, "shape", ()), shape, shape if result is not None else None)
     element = _dtype_of(function, inputs)
     if result is not None:
         result.require_original()
@@ -48,9 +49,12 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
             raise BufferRefused(
                 f"a result of {element} into {result.dtype}, which is of another kind"
             )
-    operands = [_aligned(each, model) for each in inputs]
+    if function is np.power and element.kind == "i":
+        _require_powers(inputs[1], shape)
+    layout = model.layout if shape == model.shape else _widened(model, shape)
+    operands = [_aligned(each, shape, layout) for each in inputs]
     if result is None:
-        result = make(model.ndim, model.space, model.layout, element)
+        result = make(len(shape), model.space, layout, element)
     try:
         for target, parts in _parts(result, operands):
             _compute(function, target, parts)
@@ -97,11 +101,47 @@ def _dtype_of(function: Function, inputs: Sequence[Any]) -> np.dtype[Any]:
     return found.dtype
 
 
-def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+def _spread(shape: Shape, over: Shape, only: Shape | None) -> Shape:
+    """Return the shape of two that are spread over each other, as NumPy does it."""
+    if shape in ((), over):
+        return over
     try:
-        return np.broadcast_shapes(shape, over) == over
+        found = np.broadcast_shapes(shape, over)
     except ValueError:
-        return False
+        found = None
+    if found is None or len(found) > 2 or only not in (None, found):
+        raise LayoutError(f"an operand of shape {shape} does not fit {over}")
+    return found
+
+
+def _widened(array: DistributedArray, shape: Shape) -> Layout:
+    """Return the layout of a larger result: each block is spread as the array is."""
+    layout = array.layout if array.ndim == 2 else array.layout.T
+    whole = (1, *shape)[-2:]
+
+    def along(begin: int, length: int, axis: int) -> tuple[int, int]:
+        spread = layout.shape[axis] == 1
+        return (0, whole[axis]) if spread else (begin, length)
+
+    found = []
+    for block in layout.blocks:
+        (row, rows), (column, columns) = (
+            along(block.row, block.rows, 0),
+            along(block.column, block.columns, 1),
+        )
+        found.append(Block(block.rank, row, column, rows, columns))
+    wide = Layout((whole[0], whole[1]), found, layout.name)
+    return wide if len(shape) == 2 else wide.T
+
+
+def _require_powers(exponents: Any, shape: Shape) -> None:
+    """Raise ValueError on all ranks where NumPy would on those that have negative exponents."""
+    if isinstance(exponents, DistributedArray):
+        least = reduce(exponents, "min", None) if exponents.size else 0
+    else:
+        least = np.min(exponents, initial=0)
+    if least < 0 and 0 not in shape:
+        raise ValueError("Integers to negative integer powers are not allowed.")
 
 
 def _parts(result: DistributedArray, operands: Sequence[Any]) -> Iterator[tuple[Array, list[Any]]]:
@@ -127,12 +167,11 @@ def _parts(result: DistributedArray, operands: Sequence[Any]) -> Iterator[tuple[
         )
 
 
-def _aligned(operand: Any, model: DistributedArray) -> Any:
+def _aligned(operand: Any, shape: Shape, layout: Layout) -> Any:
     """Return an operand as blocks like those of the result, or as what every rank has."""
     if not isinstance(operand, DistributedArray):
         return operand
-    same = operand.shape == model.shape
-    return operand.replica(model.layout) if same else operand.everywhere()
+    return operand.replica(layout) if operand.shape == shape else operand.everywhere()
 
 
 def _window(operand: Any, block: Block, result: DistributedArray) -> Any:

@@ -8,12 +8,73 @@ from typing import Any
 import numpy as np
 
 from pgasdl.errors import LayoutError
-from pgasdl.matrix.array import DistributedArray
+from pgasdl.matrix.array import DistributedArray, require_same_space
 from pgasdl.matrix.elements import Array
 
 
 def get(array: DistributedArray, key: Any) -> Any:
-    """Return elements as NumPy has them, on every rank. Collective."""
+    """Return elements as NumPy has them, on every rank. Collective.
+
+    Numbers and slices take what is asked for, or the range in which steps go; others take it all.
+    """
+    key = _plain(array, key)
+    if _chosen(key):
+        _require(array, key)
+        return np.asarray(array)[key]
+    taken, left_to_do = _covered(array, key)
+    found = _range_of(array, taken)
+    return found if left_to_do is None else found[left_to_do]
+
+
+def _plain(array: DistributedArray, key: Any) -> Any:
+    """Return a key in which what is distributed is what every rank has. Collective."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if not any(isinstance(each, DistributedArray) for each in keys):
+        return key
+    require_same_space(array, *(each for each in keys if isinstance(each, DistributedArray)))
+    keys = tuple(np.asarray(each) if isinstance(each, DistributedArray) else each for each in keys)
+    return keys if isinstance(key, tuple) else keys[0]
+
+
+def _chosen(key: Any) -> bool:
+    """Whether it is more than numbers, slices and an ellipsis: masks, lists, new dimensions."""
+    keys = key if isinstance(key, tuple) else (key,)
+
+    def usual(each: Any) -> bool:
+        number = hasattr(each, "__index__") and not isinstance(each, bool | np.bool_)
+        return isinstance(each, slice) or each is Ellipsis or (number and np.ndim(each) == 0)
+
+    return not all(map(usual, keys)) or sum(each is Ellipsis for each in keys) > 1
+
+
+def _require(array: DistributedArray, key: Any) -> Array:
+    """Raise IndexError if NumPy does, before anything moves, or return elements that are not set.
+
+    They take no memory but for what is chosen by lists.
+    """
+    return np.broadcast_to(np.empty((), array.dtype), array.shape)[key]  # type: ignore[no-any-return]
+
+
+def _covered(array: DistributedArray, key: Any) -> tuple[Any, Any]:
+    """Return a key without steps, and what is to be taken of that; None: all."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if all(each.step in (None, 1) for each in keys if isinstance(each, slice)):
+        return key, None
+    taken: list[Any] = []
+    steps: list[Any] = []
+    for each, n in zip(_full(array, key), array.shape, strict=True):
+        if isinstance(each, slice):
+            places = range(n)[each]
+            low, high = (
+                (min(places[0], places[-1]), max(places[0], places[-1])) if places else (0, -1)
+            )
+            each = slice(low, high + 1)  # noqa: PLW2901
+            steps.append(slice(None, None, places.step))
+        taken.append(each)
+    return tuple(taken), tuple(steps)
+
+
+def _range_of(array: DistributedArray, key: Any) -> Any:
     ranges, single = ranges_of(array, key)
     (top, bottom), (left, right) = ranges
     shape = bottom - top, right - left
@@ -26,6 +87,19 @@ def get(array: DistributedArray, key: Any) -> Any:
 def put(array: DistributedArray, key: Any, value: Any) -> None:
     """Set elements to a scalar, or to an array that every rank has."""
     array.require_original()
+    if isinstance(value, DistributedArray):
+        require_same_space(array, value)
+        value = np.asarray(value)
+    masks = isinstance(key, DistributedArray) and key.dtype == bool and key.shape == array.shape
+    if masks and np.ndim(value) == 0:
+        value = np.asarray(value, array.dtype)
+        array.flat[key.replica(array.layout).flat] = value
+        array.changed()
+        return
+    key = _plain(array, key)
+    if _chosen(key) or _covered(array, key)[1] is not None:
+        _put_chosen(array, key, value)
+        return
     ranges, single = ranges_of(array, key)
     (top, bottom), (left, right) = ranges
     whole = _spread(np.asarray(value, array.dtype), (bottom - top, right - left), single)
@@ -38,16 +112,32 @@ def put(array: DistributedArray, key: Any, value: Any) -> None:
     array.changed()
 
 
+def _put_chosen(array: DistributedArray, key: Any, value: Any) -> None:
+    """Set what a mask, a list or a step chooses: every rank finds all places, and sets its own."""
+    chosen = np.shape(_require(array, key))
+    values = np.ravel(_fitting(np.asarray(value, array.dtype), chosen))
+    places = np.ravel(np.arange(array.size).reshape(array.shape)[key])
+    rows, columns = np.divmod(places, max(1, array.layout.shape[1]))
+    for block, mine in array.blocks():
+        row, column = rows - block.row, columns - block.column
+        here = (row >= 0) & (row < block.rows) & (column >= 0) & (column < block.columns)
+        mine[row[here], column[here]] = values[here]
+    array.changed()
+
+
 def _spread(given: Array, shape: tuple[int, int], single: tuple[bool, bool]) -> Array:
     """Return a value as NumPy spreads it over elements of an index, of two dimensions."""
     kept = tuple(n for n, one in zip(shape, single, strict=True) if not one)
-    while given.ndim > len(kept) and given.shape[0] == 1:
+    return _fitting(given, kept)[tuple(None if one else slice(None) for one in single)]
+
+
+def _fitting(given: Array, shape: tuple[int, ...]) -> Array:
+    while given.ndim > len(shape) and given.shape[0] == 1:
         given = given[0]
     try:
-        spread = np.broadcast_to(given, kept)
+        return np.broadcast_to(given, shape)
     except ValueError:
-        raise LayoutError(f"a value of shape {given.shape} for elements of shape {kept}") from None
-    return spread[tuple(None if one else slice(None) for one in single)]
+        raise LayoutError(f"a value of shape {given.shape} for elements of shape {shape}") from None
 
 
 def _less(limits: tuple[int, int], by: int) -> slice:
@@ -58,17 +148,23 @@ def ranges_of(
     array: DistributedArray, key: Any
 ) -> tuple[tuple[tuple[int, int], tuple[int, int]], tuple[bool, bool]]:
     """Return the rows and columns that are meant, and for which of them one number was given."""
+    keys = _full(array, key)
+    found = [_range(each, n) for each, n in zip(keys, array.shape, strict=True)]
+    if array.ndim == 1:
+        found.append((0, 1, True))
+    (top, bottom, row), (left, right, column) = found
+    return ((top, bottom), (left, right)), (row, column)
+
+
+def _full(array: DistributedArray, key: Any) -> list[Any]:
+    """Return a key for each dimension."""
     keys = list(key) if isinstance(key, tuple) else [key]
     for at in [place for place, each in enumerate(keys) if each is Ellipsis][:1]:
         keys[at : at + 1] = [slice(None)] * (array.ndim - len(keys) + 1)
     keys += [slice(None)] * (array.ndim - len(keys))
     if len(keys) > array.ndim:
         raise IndexError(f"{len(keys)} indices of an array of {array.ndim} dimensions")
-    found = [_range(each, n) for each, n in zip(keys, array.shape, strict=True)]
-    if array.ndim == 1:
-        found.append((0, 1, True))
-    (top, bottom, row), (left, right, column) = found
-    return ((top, bottom), (left, right)), (row, column)
+    return keys
 
 
 def _range(key: Any, n: int) -> tuple[int, int, bool]:

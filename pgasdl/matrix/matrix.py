@@ -62,6 +62,41 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         return reductions.mean(self, axis, keepdims)
 
     @served
+    def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the product, or the products over an axis; as :meth:`sum`."""
+        return reductions.reduce(self, "prod", axis, keepdims)
+
+    @served
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return whether any element is true, or any over an axis; as :meth:`sum`."""
+        return reductions.reduce(self != 0, "sum", axis, keepdims) != 0
+
+    @served
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return whether all elements are true, or all over an axis; as :meth:`sum`."""
+        return reductions.reduce(self == 0, "sum", axis, keepdims) == 0
+
+    @served
+    def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
+        """Return the variance, or the variances over an axis, as ``numpy.var``; see :meth:`sum`."""
+        return reductions.variance(self, axis, ddof, keepdims)
+
+    @served
+    def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
+        """Return the square root of :meth:`var`."""
+        return np.sqrt(self.var(axis, ddof, keepdims))
+
+    @served
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """Return where the first maximum is, in C order or along an axis; as :meth:`sum`."""
+        return reductions.place(self, "max", axis, keepdims)
+
+    @served
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """Return where the first minimum is; as :meth:`argmax`."""
+        return reductions.place(self, "min", axis, keepdims)
+
+    @served
     def norm(self, axis: Axis = None) -> Any:
         """Return the Frobenius or Euclidean norm, or those over an axis, as ``numpy.linalg.norm``.
 
@@ -79,13 +114,17 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> Any:
         """Return elements as NumPy has them, on every rank. Collective.
 
-        Numbers, and slices without a step. Only what is asked for moves.
+        Of numbers and slices only what is asked for moves, and the range in which steps go. Masks,
+        lists of places and new dimensions are for NumPy: all of it moves.
         """
         return index.get(self, key)
 
     @served
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set elements to a scalar, or to an array that every rank has. All ranks call it."""
+        """Set elements to a scalar, or to an array that every rank has. All ranks call it.
+
+        Keys are those of NumPy. ``a[a < 0] = 0`` moves nothing if both lie alike.
+        """
         index.put(self, key, value)
 
     def reader(self) -> Reader:
@@ -99,7 +138,12 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         return Reader(self)
 
     def __bool__(self) -> bool:
-        raise ValueError("a distributed array has no truth: ask for (a == b).min()")
+        if self.size == 1:
+            return bool(np.asarray(self))
+        raise ValueError("a distributed array has no truth: ask for (a == b).all() or any()")
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
 
     __hash__ = None  # type: ignore[assignment]  # == compares elements
 
@@ -110,8 +154,9 @@ class DistributedMatrix(_Operators, ndim=2):
     Made by the functions of :mod:`pgasdl.matrix`. Operators, in-place forms and NumPy's ufuncs work
     element by element, whatever the operands' layouts: the first matrix says where the result lies,
     and others are moved there, once until they change. Of NumPy's functions sum, max, min, mean,
-    dot, transpose, where, clip, copy, linalg.norm and those like zeros_like leave it distributed;
-    all others, and options that these lack, get the whole of it, as ``numpy.asarray`` has it.
+    prod, any, all, var, std, argmax, argmin, dot, transpose, where, clip, copy, linalg.norm and
+    those like zeros_like leave it distributed; all others, and options that these lack,
+    get the whole of it, as ``numpy.asarray`` has it.
 
     Attributes
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from pgasdl.matrix.space import UFUNCS
 
 # Elements that are added up at once, by NumPy, and squared, by one thread of BLAS; then in float64.
 _PART, _SQUARED = 1 << 17, 1 << 13
+_ADDED = ("sum", "prod")
 Axis = int | tuple[int, ...] | None
 
 
@@ -32,36 +34,47 @@ def reduce(
     """
     ufunc = UFUNCS[op]
     result = result or ufunc.reduce(np.empty(1, array.dtype)).dtype
+    if axis == ():
+        return array.astype(result)
     axis = _axis(array, axis)
-    if not (array.size if axis is None else array.shape[axis]) and op != "sum":
+    if not (array.size if axis is None else array.shape[axis]) and op in ("max", "min"):
         raise ValueError(f"the {op} of no elements")
     if axis is None:
-        exact = np.dtype(np.float64) if op == "sum" and result.kind not in "iu" else result
+        exact = np.dtype(np.float64) if op in _ADDED and result.kind not in "iu" else result
         wide = computed(result)
         parts = [ufunc.reduce(each, dtype=wide) for each in _pieces(array)]
-        total = combined(array, op, parts, op, exact).astype(result)
-        if not keepdims:
-            return total
-        everywhere = array.space.layout((1, 1), "replicated")
-        return make(array.ndim, array.space, everywhere, result, np.reshape(total, 1))
+        return _alone(array, combined(array, op, parts, op, exact).astype(result), keepdims)
 
     def part(block: Block, mine: Array) -> Array:
         del block
         return ufunc.reduce(as_computed(mine), axis, computed(result))  # type: ignore[no-any-return]
 
-    vector = over_axis(array, axis, op, part, result)
+    return _kept(over_axis(array, axis, op, part, result), axis, keepdims)
+
+
+def _kept(vector: DistributedArray, axis: int, keepdims: bool) -> Any:
+    """Return it as a matrix of one column, or one row, if dimensions are kept."""
+    layout = vector.layout if axis else vector.layout.T
+    return make(2, vector.space, layout, vector.dtype, vector.flat) if keepdims else vector
+
+
+def _alone(array: DistributedArray, total: Any, keepdims: bool) -> Any:
+    """Return a number, or an array of it if dimensions are kept."""
     if not keepdims:
-        return vector
-    layout = vector.layout if axis else vector.layout.T  # of one column, or one row
-    return make(2, array.space, layout, result, vector.flat)
+        return total
+    everywhere = array.space.layout((1, 1), "replicated")
+    return make(array.ndim, array.space, everywhere, total.dtype, np.reshape(total, 1))
 
 
 def _axis(array: DistributedArray, axis: Axis) -> int | None:
     """Return the axis that is reduced; None: all are."""
-    axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    given = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = [*map(operator.index, given)]
     if not axes or not all(-array.ndim <= each < array.ndim for each in axes):
         raise LayoutError(f"axis {axis} of an array of {array.ndim} dimensions")
     found = {each % array.ndim for each in axes}
+    if len(found) < len(axes):
+        raise LayoutError(f"axis {axis} has a duplicate value")
     return None if len(found) == array.ndim else found.pop()
 
 
@@ -137,8 +150,8 @@ def _core(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _identity(op: str, dtype: np.dtype[Any]) -> Any:
-    if op == "sum":
-        return dtype.type(0)
+    if op in _ADDED:
+        return dtype.type(op == "prod")
     low = op == "max"
     if dtype.kind in "iu":
         return dtype.type(np.iinfo(dtype).min if low else np.iinfo(dtype).max)
@@ -149,8 +162,41 @@ def mean(array: DistributedArray, axis: Axis, keepdims: bool) -> Any:
     """Return the mean, or the means over an axis: added up in float32 at least, as by NumPy."""
     element = array.dtype if array.dtype.kind not in "iub" else np.dtype(np.float64)
     total = reduce(array, "sum", axis, keepdims, computed(element))
+    if axis == ():
+        return total.astype(element)
     over = _axis(array, axis)
     return (total / (array.size if over is None else array.shape[over])).astype(element)
+
+
+def variance(array: DistributedArray, axis: Axis, correction: float, keepdims: bool) -> Any:
+    """Return the variance, or the variances over an axis, as ``numpy.var``."""
+    element = array.dtype if array.dtype.kind not in "iub" else np.dtype(np.float64)
+    exact = array.astype(computed(element))
+    squares: Any = np.square(exact - mean(exact, axis, True))
+    over = None if axis == () else _axis(array, axis)
+    n = 1 if axis == () else array.size if over is None else array.shape[over]
+    return (reduce(squares, "sum", axis, keepdims) / max(n - correction, 0)).astype(element)
+
+
+def place(array: DistributedArray, op: str, axis: int | None, keepdims: bool) -> Any:
+    """Return where the first maximum or minimum is, as ``numpy.argmax``; the first nan is both."""
+    over = None if axis is None else _axis(array, operator.index(axis))
+    best = reduce(array, op, over, array.ndim == 2 and over is not None)
+    whole = best.everywhere() if isinstance(best, DistributedArray) else np.reshape(best, (1, 1))
+    whole, index = np.broadcast_to(whole, array.layout.shape), np.dtype(np.int64)
+
+    def part(block: Block, mine: Array) -> Array:
+        due, mine = as_computed(whole[block.where]), as_computed(mine)
+        at = np.ogrid[block.where]
+        number = at[0] * array.layout.shape[1] + at[1] if over is None else at[over]
+        hit = (mine == due) | ((mine != mine) & (due != due))  # noqa: PLR0124 (of nan)
+        found: Array = np.where(hit, number, array.size).min(over, initial=array.size)
+        return found
+
+    if over is not None and array.ndim == 2:
+        return _kept(over_axis(array, over, "min", part, index), over, keepdims)
+    total = combined(array, f"place of {op}", [part(*each) for each in array.kept()], "min", index)
+    return _alone(array, total, keepdims)
 
 
 def norm(array: DistributedArray, axis: Axis = None) -> Any:

@@ -15,7 +15,7 @@ from pgasdl import _native
 from pgasdl.collectives.pairwise import PairwiseCalls, inbox_bytes, notifications
 from pgasdl.collectives.remap import Remap
 from pgasdl.collectives.state import Steps
-from pgasdl.errors import LayoutError, MismatchError
+from pgasdl.errors import LayoutError, MismatchError, PlanError
 from pgasdl.group import Group
 from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
@@ -34,7 +34,7 @@ _NOT_NOTED = nullcontext()
 _LEAST_LOADED = 1 << 20
 # Bytes of all ranks' arrays that each gets, and reduces itself: in one step, with the agreement.
 _MOST_GATHERED = 16 << 10
-UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 class Span(NamedTuple):
@@ -134,9 +134,16 @@ class Space:
         ------
         MismatchError
             Ranks move different matrices.
+        PlanError
+            A conversion from or to integers.
         PeerLost, Timeout
         """
         source, given = array.layout, array.flat
+        if given.dtype != taken.dtype and {given.dtype.kind, taken.dtype.kind} & {"i", "b"}:
+            raise PlanError(  # on all ranks, not on those alone that have something to convert
+                f"{given.dtype} to {taken.dtype}: integers and bool are not converted on the way;"
+                " use astype() first"
+            )
         if self.told is not None:
             self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
             return
@@ -220,12 +227,13 @@ class Space:
         array : ndarray
             Of one dimension; a long one may hold the result.
         op : str, default "sum"
-            Or "min" or "max".
+            Or "min", "max" or "prod".
         """
         if self.told is not None:
             self.told.note_reduction(array)
             return array
-        if array.size == 1 or array.nbytes * self.group.size <= _MOST_GATHERED:
+        small = array.nbytes * self.group.size <= _MOST_GATHERED
+        if array.size == 1 or small or op == "prod":  # which collectives do not have
             all_ranks = b"".join(self.group.allgather(what, array.tobytes()))
             parts = np.frombuffer(all_ranks, array.dtype).reshape(self.group.size, -1)
             return UFUNCS[op].reduce(parts, 0, array.dtype)  # type: ignore[no-any-return]

@@ -292,8 +292,8 @@ def test_wrong_input_is_refused_on_all_ranks(ctx: Any) -> None:
         a.remap("diagonal")
     with pytest.raises(BufferRefused, match="matrices are of"):
         a.astype(np.int16)
-    with pytest.raises(IndexError, match="step"):
-        a[::2]
+    with pytest.raises(IndexError):
+        a[[0, 7]]
     with pytest.raises(pgasdl.PlanError, match="integers"):
         pm.zeros(ctx, (4, 3), dtype=np.int32).remap("columns", np.float32)
     same(a.remap("columns"), np.zeros((4, 3), np.float32))  # nothing was lost

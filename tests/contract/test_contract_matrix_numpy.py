@@ -10,7 +10,7 @@ from contract_harness import contract
 
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES
-from pgasdl.errors import BufferRefused, LayoutError
+from pgasdl.errors import BufferRefused, LayoutError, PlanError
 
 LAYOUTS = ("rows", "columns", "grid", "cyclic", "replicated")
 # The same text for matrices as for NumPy's arrays: a of 5 x 4, b like it, v of 4 and u of 5.
@@ -130,7 +130,7 @@ def test_what_is_refused_says_why(ctx: Any) -> None:
         lambda: a @ 3,
         lambda: np.dot(v, 3),
         lambda: a.sum(2),
-        lambda: a.sum(()),
+        lambda: a.sum((0, 0)),
         lambda: a.__setitem__(0, [1, 2, 3]),
         lambda: a + pm.zeros(ctx, 3),
         lambda: pm.rows((4, 4), []),
@@ -141,7 +141,7 @@ def test_what_is_refused_says_why(ctx: Any) -> None:
     ):
         with pytest.raises(LayoutError):
             wrong()
-    for index in (True, np.True_, [0, 1], a, (0, 0, 0), None, 1.0):
+    for index in ([0, 4], a, (0, 0, 0), 1.0, "x", (..., ...), np.ones(3, bool)):
         with pytest.raises(IndexError):
             a[index]
     for odd in (lambda: n + 2**40, lambda: n.__setitem__(0, 2**40)):
@@ -153,3 +153,16 @@ def test_what_is_refused_says_why(ctx: Any) -> None:
     with pytest.raises(BufferRefused, match="rank 1 has no array"):
         pm.array(ctx, [[1, 2], [3]] if ctx.rank else None, root=1)
     assert (np.asarray(a) == 0).all()  # nothing was lost
+
+
+@contract(ranks=(2, 3))
+def test_what_one_rank_would_refuse_alone_all_refuse(ctx: Any) -> None:
+    n = pm.array(ctx, np.arange(4))
+    for exponents in (pm.array(ctx, np.array([1, 1, 1, -1])), [1, 1, 1, -1], -1):
+        with pytest.raises(ValueError, match="negative integer powers"):
+            n **= exponents
+    one = pm.array(ctx, np.ones((1, 1), np.int32), "rows")
+    for dtype in (np.float32, np.int64, bool):
+        with pytest.raises(PlanError, match="astype"):
+            one.remap("replicated", dtype)
+    assert np.asarray(n).tolist() == [0, 1, 2, 3] and one.sum() == 1

@@ -59,8 +59,8 @@ def test_what_a_master_is_refused(ctx: Any) -> None:
         a = pm.zeros(ctx, (4, 3))
         with pytest.raises(pgasdl.LayoutError, match="product of shapes"):
             a @ a
-        with pytest.raises(IndexError, match="step"):
-            a[::2]
+        with pytest.raises(IndexError, match="out of bounds"):
+            a[[0, 9]]
         with pytest.raises(TypeError, match="only values, matrices and NumPy"):
             pm.fromfunction(ctx, lambda i: i, 3)
         for wrong in (np.array([{}]), object(), np.ndarray, print):
@@ -136,12 +136,13 @@ def test_a_master_goes_on_after_what_is_refused(ctx: Any) -> None:
 @contract(ranks=2)
 def test_a_workers_error_names_its_rank(ctx: Any) -> None:
     def program(ctx: Any) -> None:
-        a, e = (pm.array(ctx, np.array(each)) for each in ([1, 2, 3, 4], [1, 1, 1, -1]))
-        with pytest.raises(ValueError, match=r"^rank 1: ValueError: Integers to negative"):
-            a **= e
+        a, e = (pm.array(ctx, np.array(each)) for each in ([1.0, 2, 3, 4], [1.0, 1, 1, 0]))
+        with pytest.raises(FloatingPointError, match=r"^rank 1: FloatingPointError: divide"):
+            a /= e
         assert np.asarray(a)[:2].tolist() == [1, 2]
 
-    pm.serve(ctx, program)
+    with np.errstate(divide="raise"):
+        pm.serve(ctx, program)
 
 
 @contract(ranks=(2, 3))
