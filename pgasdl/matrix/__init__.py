@@ -18,7 +18,16 @@ from pgasdl.errors import LayoutError
 from pgasdl.matrix.dtensor import from_dtensor, to_dtensor
 from pgasdl.matrix.explain import Explanation, Movement
 from pgasdl.matrix.layout import Block, Layout, columns, cyclic, grid, replicated, rows
-from pgasdl.matrix.making import array, empty, fromfunction, full, random, standard_normal, zeros
+from pgasdl.matrix.making import (
+    array,
+    empty,
+    eye,
+    fromfunction,
+    full,
+    random,
+    standard_normal,
+    zeros,
+)
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
 from pgasdl.matrix.products import matmul
 from pgasdl.matrix.reader import Reader
@@ -41,6 +50,7 @@ __all__ = [
     "cyclic",
     "empty",
     "explain",
+    "eye",
     "from_dtensor",
     "fromfunction",
     "full",

@@ -117,20 +117,15 @@ def _spread(shape: Shape, over: Shape, only: Shape | None) -> Shape:
 def _widened(array: DistributedArray, shape: Shape) -> Layout:
     """Return the layout of a larger result: each block is spread as the array is."""
     layout = array.layout if array.ndim == 2 else array.layout.T
-    whole = (1, *shape)[-2:]
+    height, width = (1, *shape)[-2:]
 
-    def along(begin: int, length: int, axis: int) -> tuple[int, int]:
-        spread = layout.shape[axis] == 1
-        return (0, whole[axis]) if spread else (begin, length)
+    def spread(block: Block) -> Block:
+        down, right = (block.row, block.rows), (block.column, block.columns)
+        down = (0, height) if layout.shape[0] == 1 else down
+        right = (0, width) if layout.shape[1] == 1 else right
+        return Block(block.rank, down[0], right[0], down[1], right[1])
 
-    found = []
-    for block in layout.blocks:
-        (row, rows), (column, columns) = (
-            along(block.row, block.rows, 0),
-            along(block.column, block.columns, 1),
-        )
-        found.append(Block(block.rank, row, column, rows, columns))
-    wide = Layout((whole[0], whole[1]), found, layout.name)
+    wide = Layout((height, width), map(spread, layout.blocks), layout.name)
     return wide if len(shape) == 2 else wide.T
 
 

@@ -112,6 +112,28 @@ def fromfunction(
     return made
 
 
+@served
+def eye(
+    where: Context | Group,
+    n_rows: int,
+    n_columns: int | None = None,
+    *,
+    k: int = 0,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make a matrix of ones on its ``k``-th diagonal and zeros elsewhere, as ``numpy.eye``.
+
+    Other parameters as for :func:`empty`.
+    """
+    shape = n_rows, n_rows if n_columns is None else n_columns
+    made = empty(where, shape, layout, dtype)
+    for block, mine in made.blocks():
+        row, column = np.ogrid[block.where]
+        mine[...] = column - row == k
+    return made
+
+
 def array(
     where: Context | Group,
     values: npt.ArrayLike | None,

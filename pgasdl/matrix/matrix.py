@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from pgasdl.matrix import elementwise, functions, index, products, reductions
+from pgasdl.errors import LayoutError
+from pgasdl.matrix import elementwise, functions, index, namespace, products, reductions
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.reader import Reader
 from pgasdl.matrix.reductions import Axis
@@ -34,7 +36,9 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         return functions.call(function, inputs, options)
 
     @served
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def sum(
+        self, axis: Axis = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
+    ) -> Any:
         """Return the sum, or the sums over an axis, as ``numpy.sum``. Collective.
 
         Returns
@@ -44,7 +48,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
             on every rank and in every run. A vector is laid out as the columns if no column is cut
             (axis 0), as the rows if no row is cut (axis 1); else every rank has it all.
         """
-        return reductions.reduce(self, "sum", axis, keepdims)
+        return reductions.reduce(self, "sum", axis, keepdims, dtype)
 
     @served
     def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
@@ -62,9 +66,11 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         return reductions.mean(self, axis, keepdims)
 
     @served
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def prod(
+        self, axis: Axis = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
+    ) -> Any:
         """Return the product, or the products over an axis; as :meth:`sum`."""
-        return reductions.reduce(self, "prod", axis, keepdims)
+        return reductions.reduce(self, "prod", axis, keepdims, dtype)
 
     @served
     def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
@@ -127,6 +133,42 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         """
         index.put(self, key, value)
 
+    # --- what consumers of the array API ask for
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> namespace.Namespace:
+        """Return the functions of the Python array API that there are for matrices of its group."""
+        return namespace.namespace_of(self, api_version)
+
+    @property
+    def device(self) -> str:
+        """``"cpu"``: blocks lie in memory of the host."""
+        return "cpu"
+
+    def to_device(self, device: str | None, *, stream: None = None) -> Self:
+        """Return itself, for ``"cpu"``."""
+        if device not in (None, "cpu") or stream is not None:
+            raise ValueError(f"device {device!r}: matrices lie in memory of the host, 'cpu'")
+        return self
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Give another library this rank's block, in place. After a write all call `changed`.
+
+        Raises
+        ------
+        LayoutError
+            This rank has several blocks, or none: :meth:`blocks`.
+        """
+        mine = [each for _, each in self.blocks()]
+        if len(mine) != 1:
+            raise LayoutError(
+                f"this rank has {len(mine)} blocks of {self}: give blocks() one by one"
+            )
+        block = mine[0] if self.ndim == 2 else mine[0][:, 0]
+        return block.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return np.empty(0).__dlpack_device__()
+
     def reader(self) -> Reader:
         """Return what reads elements by one-sided reads, with no other rank. Collective.
 
@@ -154,9 +196,10 @@ class DistributedMatrix(_Operators, ndim=2):
     Made by the functions of :mod:`pgasdl.matrix`. Operators, in-place forms and NumPy's ufuncs work
     element by element, whatever the operands' layouts: the first matrix says where the result lies,
     and others are moved there, once until they change. Of NumPy's functions sum, max, min, mean,
-    prod, any, all, var, std, argmax, argmin, dot, transpose, where, clip, copy, linalg.norm and
-    those like zeros_like leave it distributed; all others, and options that these lack,
-    get the whole of it, as ``numpy.asarray`` has it.
+    prod, any, all, var, std, argmax, argmin, count_nonzero, dot, outer, transpose, where, clip,
+    copy, concatenate, tril, triu, expand_dims, squeeze, linalg.norm and those like zeros_like leave
+    it distributed; all others, and options that these lack, get the whole of it, as
+    ``numpy.asarray`` has it. :meth:`__array_namespace__` has the Python array API.
 
     Attributes
     ----------
@@ -174,6 +217,11 @@ class DistributedMatrix(_Operators, ndim=2):
         for (_, mine), (_, other) in zip(self.blocks(), turned.blocks(), strict=True):
             other[...] = mine.T
         return turned
+
+    @property
+    def mT(self) -> DistributedMatrix:  # noqa: N802 (the array API's name)
+        """As :attr:`T`."""
+        return self.T
 
     @served
     def softmax(self) -> DistributedMatrix:

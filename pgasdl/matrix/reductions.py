@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make
-from pgasdl.matrix.elements import Array, as_computed, computed
+from pgasdl.matrix.elements import Array, as_computed, computed, core_dtype
 from pgasdl.matrix.layout import Block, Layout, rows
 from pgasdl.matrix.space import UFUNCS
 
@@ -26,14 +28,15 @@ def reduce(
     op: str,
     axis: Axis,
     keepdims: bool = False,
-    result: np.dtype[Any] | None = None,
+    dtype: npt.DTypeLike | None = None,
 ) -> Any:
     """Reduce over an axis, or over all elements. Collective; see :meth:`DistributedMatrix.sum`.
 
-    ``result`` : dtype; None: NumPy's
+    ``dtype`` : of the result; None: NumPy's
     """
-    ufunc = UFUNCS[op]
-    result = result or ufunc.reduce(np.empty(1, array.dtype)).dtype
+    ufunc, element = UFUNCS[op], None if dtype is None else as_numpy_dtype(dtype)
+    result: np.dtype[Any] = element or ufunc.reduce(np.empty(1, array.dtype)).dtype
+    core_dtype(result)
     if axis == ():
         return array.astype(result)
     axis = _axis(array, axis)

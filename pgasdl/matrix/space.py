@@ -75,6 +75,7 @@ class Space:
         self.told: Explanation | None = None
         self.spans: list[Span] | None = None
         self.n_arrays = 0
+        self.namespace: Any = None  # of the array API, once somebody has asked for it
         # Replicas that would have been filled, had their elements not been explained only.
         self.pretended: list[Any] = []
         segments, size = context.segments, group.size

@@ -13,51 +13,17 @@ KINDS = {**DTYPES, "bool": np.dtype(bool)}
 LAYOUTS = ("rows", "columns", "grid", "cyclic", "replicated", "dealt", "one", "turned")
 SIZES = (0, 1, 1, 2, 3, 5, 7, 13)
 FORMS = ("mn", "mn", "mn", "nm", "1n", "m1", "n", "m", "11", "1", "mm")
-BINARY = [
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "floor_divide",
-    "remainder",
-    "power",
-    "maximum",
-    "minimum",
-    "less",
-    "less_equal",
-    "equal",
-    "not_equal",
-    "greater",
-    "logical_and",
-    "logical_or",
-    "bitwise_and",
-    "bitwise_xor",
-    "left_shift",
-    "hypot",
-    "arctan2",
-    "copysign",
-    "fmin",
-    "gcd",
-]
-UNARY = [
-    "negative",
-    "positive",
-    "absolute",
-    "exp",
-    "tanh",
-    "sqrt",
-    "square",
-    "sign",
-    "floor",
-    "rint",
-    "isnan",
-    "isfinite",
-    "logical_not",
-    "invert",
-    "log1p",
-    "reciprocal",
-    "signbit",
-]
+_BINARY = """
+add subtract multiply divide floor_divide remainder power maximum minimum less less_equal equal
+not_equal greater logical_and logical_or bitwise_and bitwise_xor left_shift hypot arctan2
+copysign fmin gcd
+"""
+BINARY = _BINARY.split()
+_UNARY = """
+negative positive absolute exp tanh sqrt square sign floor rint isnan isfinite logical_not
+invert log1p reciprocal signbit
+"""
+UNARY = _UNARY.split()
 IN_PLACE = [
     "iadd",
     "isub",
