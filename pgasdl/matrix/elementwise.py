@@ -36,7 +36,7 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     result = out[0] if out else None
     arrays = [each for each in (*inputs, *(out or ())) if isinstance(each, DistributedArray)]
     if result is not None and not isinstance(result, DistributedArray):
-        return NotImplemented
+        raise TypeError(f"out of type {type(result).__name__}: out has to be a matrix, too")
     require_same_space(*arrays)
     model = result if result is not None else max(arrays, key=_extent)
     shape = model.shape

@@ -52,8 +52,7 @@ def _concatenate(arrays: Any, axis: int | None = 0) -> Any:
     model = next(each for each in arrays if isinstance(each, DistributedArray))
     group = model.space.group
     if axis is None:
-        flat = [np.ravel(whole(each)) for each in arrays]
-        return array_of(group, np.concatenate(flat))
+        return array_of(group, np.concatenate([*map(whole, arrays)], axis=None))
     parts = [
         each if isinstance(each, DistributedArray) else array_of(group, each, "replicated")
         for each in arrays
@@ -101,9 +100,9 @@ def _squeeze(array: Any, axis: Any = None) -> Any:
     axes = axis if isinstance(axis, tuple) else (axis,)
     if axis is None:
         axes = tuple(n for n, length in enumerate(array.shape) if length == 1)
-    axes = tuple({operator.index(each) % array.ndim for each in axes})
-    if any(array.shape[each] != 1 for each in axes):
+    if any(not -array.ndim <= each < array.ndim or array.shape[each] != 1 for each in axes):
         raise LayoutError(f"axis {axis} of shape {array.shape} has not one row or column")
+    axes = tuple({each % array.ndim for each in axes})
     if len(axes) == array.ndim:
         return np.asarray(array).reshape(())[()]
     if not axes:
@@ -126,19 +125,12 @@ def _triangle(above: bool) -> Callable[..., Any]:
 
 
 def _outer(a: Any, b: Any) -> Any:
+    if np.ndim(a) > 1 or np.ndim(b) > 1:
+        raise LayoutError("an outer product is of vectors")
     group = (a if isinstance(a, DistributedArray) else b).space.group
     if not isinstance(a, DistributedArray):
         a = array_of(group, np.ravel(a))
     return _expand_dims(a, 1) * (b if isinstance(b, DistributedArray) else np.ravel(b))
-
-
-def _variance(root: bool) -> Callable[..., Any]:
-    def call(
-        a: Any, axis: Any = None, *, ddof: float = 0, correction: float = 0, keepdims: bool = False
-    ) -> Any:
-        return (a.std if root else a.var)(axis, ddof or correction, keepdims)
-
-    return call
 
 
 DISTRIBUTED: dict[Any, Callable[..., Any]] = {
@@ -149,8 +141,12 @@ DISTRIBUTED: dict[Any, Callable[..., Any]] = {
     np.prod: lambda a, axis=None, dtype=None, *, keepdims=False: a.prod(axis, keepdims, dtype),
     np.any: lambda a, axis=None, *, keepdims=False: a.any(axis, keepdims),
     np.all: lambda a, axis=None, *, keepdims=False: a.all(axis, keepdims),
-    np.var: _variance(False),
-    np.std: _variance(True),
+    np.var: lambda a, axis=None, *, ddof=0, correction=0, keepdims=False: a.var(
+        axis, ddof or correction, keepdims
+    ),
+    np.std: lambda a, axis=None, *, ddof=0, correction=0, keepdims=False: a.std(
+        axis, ddof or correction, keepdims
+    ),
     np.count_nonzero: lambda a, axis=None, *, keepdims=False: (a != 0).sum(axis, keepdims),
     np.argmax: lambda a, axis=None, *, keepdims=False: a.argmax(axis, keepdims),
     np.argmin: lambda a, axis=None, *, keepdims=False: a.argmin(axis, keepdims),

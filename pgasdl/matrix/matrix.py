@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,12 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
 
     @served
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or options.keys() - {"out"}:
-            return NotImplemented
+        more = {method, *options} - {"__call__", "out"}
+        if more or ufunc.nout != 1 or (ufunc.signature and ufunc is not np.matmul):
+            asked = " with ".join([ufunc.__name__, *sorted(more)])
+            raise TypeError(f"{asked} does not work on blocks: give it numpy.asarray(a)")
         if ufunc is np.matmul:
             return products.matmul_into(*inputs, **options)
-        if ufunc.nout != 1 or ufunc.signature is not None:
-            return NotImplemented
         return elementwise.apply(ufunc, inputs, **options)
 
     def __array_function__(
@@ -183,6 +184,15 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         if self.size == 1:
             return bool(np.asarray(self))
         raise ValueError("a distributed array has no truth: ask for (a == b).all() or any()")
+
+    if not TYPE_CHECKING:  # which knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            if not hasattr(np.ndarray, name):
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            if getattr(np, name, None) in functions.DISTRIBUTED:
+                return partial(getattr(np, name), self)
+            raise AttributeError(f"no {name} of blocks on ranks: use numpy.asarray(a).{name}")
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())

@@ -6,9 +6,7 @@ name: NumPy's function of ``numpy.asarray(a)`` does that.
 
 from __future__ import annotations
 
-import inspect
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -59,10 +57,6 @@ def _dtype_of(value: Any) -> Any:
     return value.dtype if isinstance(value, DistributedArray) else value
 
 
-def _round(x: Any) -> Any:
-    return x.copy() if x.dtype.kind in "iub" else np.rint(x)
-
-
 def _vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
     product = x1 * x2
     return product.sum(axis, dtype=product.dtype)
@@ -70,7 +64,7 @@ def _vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
 
 def _broadcast_to(x: Any, shape: Any) -> Any:
     like = making.empty(x.space.group, shape, dtype=x.dtype)
-    return elementwise.apply(np.where, (True, x, like))
+    return elementwise.apply(lambda given: given, (x,), (like,))
 
 
 def _vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
@@ -97,7 +91,7 @@ def _trace(x: Any, *, offset: int = 0, dtype: Any = None) -> Any:
 
 
 def _permute_dims(x: Any, axes: Any) -> Any:
-    axes = [operator.index(each) % x.ndim for each in axes]
+    axes = [range(x.ndim)[each] for each in axes]
     if sorted(axes) != [*range(x.ndim)]:
         raise LayoutError(f"axes {axes} of an array of {x.ndim} dimensions")
     return x.copy() if axes == sorted(axes) else x.T
@@ -128,7 +122,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "broadcast_to": _broadcast_to,
     "concat": functions.DISTRIBUTED[np.concatenate],
     "permute_dims": _permute_dims,
-    "round": _round,
+    "round": lambda x: x.copy() if x.dtype.kind in "iub" else np.rint(x),
 }
 
 
@@ -159,7 +153,6 @@ def _function(group: str, table: dict[str, Callable[..., Any]], name: str) -> An
         return call(group, name, inputs, options)
 
     function.__name__ = function.__qualname__ = name
-    function.__signature__ = inspect.signature(table[name])  # type: ignore[attr-defined]
     return function
 
 

@@ -95,7 +95,7 @@ def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
         return matmul(left, right)
     (goal,) = out
     if not isinstance(goal, DistributedArray):
-        return NotImplemented
+        raise TypeError(f"out of type {type(goal).__name__}: out has to be a matrix, too")
     goal.require_original()
     left, right = map(_operand, (left, right))
     shape = (*left.shape[:-1], *right.shape[1:])

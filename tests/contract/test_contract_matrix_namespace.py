@@ -169,6 +169,8 @@ def test_what_the_namespace_has_and_what_not(ctx: Any) -> None:
         lambda: xp.squeeze(a, axis=0),
         lambda: xp.tril(pm.zeros(ctx, 3)),
         lambda: xp.zeros((2, 2, 2)),
+        lambda: xp.broadcast_to(a, (1, 2)),
+        lambda: xp.permute_dims(a, (0, 0)),
     ):
         with pytest.raises(ValueError):
             wrong()

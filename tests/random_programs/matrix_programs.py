@@ -50,6 +50,9 @@ REFUSED = (
     Difference(PlanError, "integers", "what is moved may change its precision, not its kind"),
     Difference(LayoutError, r"a product of shapes .*\(\)", "dot with a number is no product"),
     Difference(LayoutError, "a product of shape .* into", "products are not spread over out"),
+    Difference(LayoutError, "matrices have two at most", "more dimensions"),
+    Difference(LayoutError, "a vector has no triangle", "NumPy makes a matrix of its rows"),
+    Difference(LayoutError, "an outer product is of vectors", "NumPy makes vectors of matrices"),
     Difference(TypeError, "not 'complex'", "the real part of complex numbers"),
     Difference((OverflowError, ValueError), "cannot convert float", "inf and nan as integers"),
 )
@@ -357,8 +360,10 @@ class Side:
             return x
         if name in ("T", "copy"):
             return x.T.copy() if name == "T" else x.copy()  # no views
-        found = getattr(np, name)(x)
-        return found if self._here else found.copy()
+        return self._copied(getattr(np, name)(x))
+
+    def _copied(self, found: Any) -> Any:
+        return found.copy() if isinstance(found, np.ndarray) and found.ndim else found
 
     def softmax(self, a: int) -> Any:
         x = self._var(a)
@@ -440,6 +445,21 @@ class Side:
         key, value = self._key(key, x), self._value(value)
         x[key] = value
         return x
+
+    def concatenate(self, a: Any, b: Any, axis: Any) -> Any:
+        return np.concatenate(self._values(a, b), axis=axis)
+
+    def take(self, a: int, places: Any, axis: Any) -> Any:
+        return np.take(self._var(a), places, axis=axis)
+
+    def triangle(self, name: str, a: int, k: int) -> Any:
+        return getattr(np, name)(self._var(a), k)
+
+    def shaped(self, name: str, a: int, axis: int) -> Any:
+        return self._copied(getattr(np, name)(self._var(a), axis))
+
+    def outer(self, a: Any, b: Any) -> Any:
+        return np.outer(*self._values(a, b))
 
     def axpy(self, a: int, alpha: float, b: int) -> Any:
         x, y = self._var(a), self._var(b)

@@ -113,6 +113,11 @@ def _steps() -> st.SearchStrategy[Any]:
         *step("full_like", _VAR, _VALUE),
         *step("get", _VAR, _keys(), weight=2),
         *step("set", _VAR, _keys(), _VALUE, weight=2),
+        *step("concatenate", _VALUE, _VALUE, _AXIS),
+        *step("take", _VAR, st.lists(st.integers(-3, 3), max_size=4), among([0, 1, -1, 2, None])),
+        *step("triangle", among(["tril", "triu"]), _VAR, st.integers(-3, 3)),
+        *step("shaped", among(["expand_dims", "squeeze"]), _VAR, among([0, 1, -1, -2, 2])),
+        *step("outer", _VALUE, _VALUE),
         *step("axpy", _VAR, among([0, 1, -2, 0.5]), _VAR),
         *step("ask", among(["bool", "float", "int", "len", "iter", "in"]), _VAR),
     )
