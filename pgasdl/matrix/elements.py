@@ -36,6 +36,7 @@ def computed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype in _STORED else dtype
 
 
-def as_computed(array: Array) -> Array:
-    """Return elements as they are computed: a copy in float32, or the array itself."""
-    return array.astype(computed(array.dtype), copy=False)
+def as_computed(array: Array, result: np.dtype[Any] | None = None) -> Array:
+    """Return elements as they are computed: a copy that is as wide, or the array itself."""
+    wide = np.float64 if result == np.float64 and array.dtype in _STORED else computed(array.dtype)
+    return array.astype(wide, copy=False)

@@ -82,7 +82,9 @@ def _compute(function: Function, target: Array, operands: Sequence[Any]) -> None
     height = max(1, _PART * len(target) // max(1, target.size))
     for at in range(0, len(target), height):
         rows = slice(at, at + height)
-        parts = (as_computed(each[rows]) if _is_array(each) else each for each in operands)
+        parts = (
+            as_computed(each[rows], target.dtype) if _is_array(each) else each for each in operands
+        )
         target[rows] = function(*parts)
 
 

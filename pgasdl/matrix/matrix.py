@@ -134,8 +134,6 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         """
         index.put(self, key, value)
 
-    # --- what consumers of the array API ask for
-
     def __array_namespace__(self, *, api_version: str | None = None) -> namespace.Namespace:
         """Return the functions of the Python array API that there are for matrices of its group."""
         return namespace.namespace_of(self, api_version)

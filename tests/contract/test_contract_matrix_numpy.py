@@ -155,6 +155,14 @@ def test_what_is_refused_says_why(ctx: Any) -> None:
     assert (np.asarray(a) == 0).all()  # nothing was lost
 
 
+@contract(ranks=2)
+def test_numbers_beside_short_floats_are_not_rounded(ctx: Any) -> None:
+    """NumPy makes float64 of bfloat16 and a number of Python."""
+    due = np.ones(3, DTYPES["bfloat16"])
+    found = np.where([True, False, True], pm.array(ctx, due), 1e30)
+    assert found.dtype == np.float64 and np.asarray(found).tolist() == [1.0, 1e30, 1.0]
+
+
 @contract(ranks=(2, 3))
 def test_what_one_rank_would_refuse_alone_all_refuse(ctx: Any) -> None:
     n = pm.array(ctx, np.arange(4))

@@ -47,6 +47,7 @@ class Difference(NamedTuple):
 REFUSED = (
     Difference(BufferRefused, "matrices are of", "a result of a dtype that matrices do not have"),
     Difference(LayoutError, "its original", "replicas are read-only"),
+    Difference(BufferRefused, "bfloat16 into float16", "their product is float32 in NumPy"),
     Difference(PlanError, "integers", "what is moved may change its precision, not its kind"),
     Difference(LayoutError, r"a product of shapes .*\(\)", "dot with a number is no product"),
     Difference(LayoutError, "a product of shape .* into", "products are not spread over out"),
@@ -59,6 +60,7 @@ REFUSED = (
 EXTRA = (
     Difference(OverflowError, "too large to convert to C long", "a huge number is true"),
     Difference(ValueError, "setting an array element with a sequence", "v[0] = [1]"),
+    Difference(TypeError, "boolean array indexing assignment", "a[mask] = [[1, 2]]"),
 )
 
 
@@ -76,7 +78,7 @@ class Variable:
         self.due, self.here = due, here
 
 
-def run(program: Any, **settings: Any) -> None:
+def run(program: Any) -> None:
     """Run a program on its ranks; AssertionError: matrices and NumPy differ, or two ranks do."""
     wrong: list[AssertionError] = []
 
@@ -88,7 +90,7 @@ def run(program: Any, **settings: Any) -> None:
             raise
 
     try:
-        outcomes = loopback.run(program[0], rank, timeout=30, log="error", **settings)
+        outcomes = loopback.run(program[0], rank, timeout=30, log="error", **program[1])
     except PgasError:  # of those that went on
         if wrong:
             raise wrong[0] from None
@@ -111,11 +113,14 @@ class Run:
 
     def __init__(self, ctx: Any, program: Any) -> None:
         self.ctx = ctx
-        _, (m, n), made, self.steps = program
+        _, _, pool, (m, n), made, self.steps = program
+        if pool:
+            ctx.pool(pool)
         self.variables: list[Variable] = []
         self.before: list[Any] = []  # of NumPy: local operands of a step
         for form, kind, layout, seed in made:
-            shape = tuple({"m": m, "n": n, "1": 1}[each] for each in form)
+            sizes = {"m": min(m, n) if form == "mm" else m, "n": n, "1": 1}
+            shape = tuple(sizes[each] for each in form)
             due = first_value(shape, KINDS[kind], seed)
             here = pm.array(ctx, due, layout_of(layout, shape, ctx.size))
             self.variables.append(Variable(due, here))
@@ -137,7 +142,7 @@ class Run:
 
     def step(self, step: Any) -> str:
         """Do one step both ways, and compare."""
-        do, *of = step
+        do, *of = step = self.fitted(*step)
         self.before = [each.due.copy() for each in self.variables]
         due, found = (self.tried(do, Side(self, here), of) for here in (False, True))
         coarse = any(each.dtype in STORED for each in self.used(of))
@@ -173,6 +178,33 @@ class Run:
             self.compare(each.due, each.here)
         return str(found)
 
+    def fitted(self, do: str, *of: Any) -> Any:
+        """Return a step whose operands are variables that fit, if there are some."""
+        at = [n for n, each in enumerate(of) if type(each) is tuple and each[:1] == ("fit",)]
+        first = next((n for n, each in enumerate(of) if n in at), None)
+        if first is None:
+            return do, *of
+        changed = of[_TARGETS[do]] if do in ("in_place", "out") else None
+        model = self.variables[(of[first][1] if changed is None else changed) % len(self.variables)]
+        found = list(of)
+        for n in at:
+            fits = [j for j, each in enumerate(self.variables) if self._fits(do, model, each)]
+            alone = n == first and changed is None
+            place = of[n][1] if alone or not fits else fits[of[n][1] % len(fits)]
+            found[n] = ("var", place)
+        return do, *found
+
+    def _fits(self, do: str, model: Variable, other: Variable) -> bool:
+        a, b = model.due, other.due
+        if do.startswith("product"):
+            return bool(a.shape[-1] == b.shape[0] and b.ndim == 2)
+        try:
+            whole = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            return False
+        into = whole == a.shape and np.can_cast(b.dtype, a.dtype, "same_kind")
+        return into or do not in ("in_place", "out")
+
     def tried(self, do: str, side: Side, of: Any) -> Any:
         """Return what a step makes, or the error that it raises."""
         try:
@@ -203,7 +235,7 @@ class Run:
         if do == "replica":
             due = due.view()
             due.flags.writeable = False
-        if len(self.variables) >= 16:
+        if len(self.variables) >= 16 or due.size > 20000:
             return None
         self.variables.append(Variable(due, found))
         return self.variables[-1]

@@ -59,8 +59,8 @@ SCALARS: tuple[Any, ...] = (
 
 _VAR = st.integers(0, 7)  # modulo the number of variables
 _VALUE = st.one_of(
-    st.tuples(st.just("var"), _VAR),
-    st.tuples(st.just("var"), _VAR),
+    st.tuples(st.sampled_from(["fit", "fit", "var"]), _VAR),
+    st.tuples(st.just("fit"), _VAR),
     st.tuples(st.sampled_from(["local", "list"]), _VAR),
     st.tuples(st.just("scalar"), st.sampled_from(SCALARS)),
 )
@@ -123,14 +123,27 @@ def _steps() -> st.SearchStrategy[Any]:
     )
 
 
-# Ranks, two sizes, variables (form, dtype, layout, seed) and steps.
+_SIZE, _LONG = st.sampled_from(SIZES), st.just(2053)  # of which ranks reduce rows by a plan
+# Settings of loopback: as it is, unmapped, and with what the adversary does.
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"mapped": False},
+    {"seed": 1, "delay": 2, "reorder": True, "late_source": True},
+)
+# Ranks, loopback's settings, bytes of the pool, two sizes, variables (form, dtype, layout, seed),
+# and steps.
 PROGRAMS = st.tuples(
     st.integers(1, 4),
-    st.tuples(st.sampled_from(SIZES), st.sampled_from(SIZES)),
+    st.sampled_from(WAYS),
+    st.sampled_from([0, 0, 1 << 12, 1 << 20]),
+    st.one_of(
+        *[st.tuples(_SIZE, _SIZE)] * 10, st.tuples(_SIZE, _LONG), st.tuples(_LONG, st.just(2))
+    ),
     st.lists(
         st.tuples(st.sampled_from(FORMS), _KIND, _LAYOUT, st.integers(0, 9)), min_size=2, max_size=5
     ),
-    st.lists(_steps(), min_size=1, max_size=12),
+    st.lists(_steps(), min_size=4, max_size=14),
 )
 
 

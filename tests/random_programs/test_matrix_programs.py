@@ -26,7 +26,7 @@ def run_many(examples: int, seed: int | None = None) -> None:
 
 
 def test_matrices_do_as_numpy() -> None:
-    run_many(60)
+    run_many(40)
 
 
 @pytest.mark.full
