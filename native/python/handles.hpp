@@ -154,6 +154,7 @@ void bind_mpi(nb::module_& module);
 void bind_verbs(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_simulate(nb::module_& module);
+void bind_formats(nb::module_& module);
 
 }  // namespace pgasdl
 

@@ -30,4 +30,5 @@ NB_MODULE(_native, module) {
   pgasdl::bind_schedule(module);
   pgasdl::bind_measure(module);
   pgasdl::bind_simulate(module);
+  pgasdl::bind_formats(module);
 }

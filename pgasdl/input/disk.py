@@ -119,24 +119,22 @@ class DiskCache:
             False: the block is not there, or has not so many bytes; or it was damaged, or another
             user's, which is logged, and it is removed.
         """
-        path = self._path(block)
-        try:
-            descriptor = self._descriptors.get(path) if self._trusted else None
-        except OSError:
+        if (found := self._found(block)) is None:
             return False
-        except DataError as error:
-            return self._refuse(path, error)
-        if descriptor is None:
-            return False
+        descriptor, seen = found
         try:
-            seen = self._inspect(block, descriptor)
             if offset + out.nbytes > seen.nbytes:
                 return False
             if out.nbytes:
                 fill(descriptor, seen, offset, out.cast("B"))
             return True
         except (OSError, DataError) as error:
-            return self._refuse(path, error)
+            return self._refuse(self._path(block), error)
+
+    def nbytes(self, block: int) -> int:
+        """Return the bytes of a block; 0 where :meth:`get` would be False."""
+        found = self._found(block)
+        return found[1].nbytes if found else 0
 
     def put(self, block: int, data: memoryview) -> None:
         """Keep a block, if there is room; where it is already, nothing happens.
@@ -171,6 +169,22 @@ class DiskCache:
 
     def _path(self, block: int) -> str:
         return os.path.join(self._folder.blocks, str(block))
+
+    def _found(self, block: int) -> tuple[Descriptor, Seen] | None:
+        """Return a block's file and what is known of it; None: it is not there, or was refused."""
+        path = self._path(block)
+        try:
+            descriptor = self._descriptors.get(path) if self._trusted else None
+        except OSError:
+            return None
+        except DataError as error:
+            self._refuse(path, error)
+            return None
+        try:
+            return (descriptor, self._inspect(block, descriptor)) if descriptor else None
+        except (OSError, DataError) as error:
+            self._refuse(path, error)
+            return None
 
     def _refuse(self, path: str, error: Exception) -> bool:
         log.warning("%s is damaged and is removed: %s", path, error)

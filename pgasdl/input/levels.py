@@ -21,6 +21,9 @@ from pgasdl.input.storage import Storage
 log = logging.getLogger("pgasdl")
 
 BLOCK = 4 << 20  # bytes
+_LAYOUT = (
+    16  # another for each way in which indices were kept, behind all formats of the one before
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +179,19 @@ class Levels:
 
         It lies behind the blocks, and leaves after them.
         """
-        length, block = bytearray(8), self.n_blocks + format
-        if self._disk is None or not self._disk.get(block, 0, memoryview(length)):
-            return b""
-        blob = bytearray(int.from_bytes(length, "little"))
-        return bytes(blob) if self._disk.get(block, len(length), memoryview(blob)) else b""
+        block = self._index_block(format)
+        nbytes = 0 if self._disk is None else self._disk.nbytes(block)
+        blob = bytearray(nbytes)
+        there = self._disk is not None and nbytes and self._disk.get(block, 0, memoryview(blob))
+        return bytes(blob) if there else b""
 
     def keep_index(self, format: int, blob: bytes) -> None:
         """Let the disk keep an index, if there is room."""
         if self._disk is not None:
-            data = len(blob).to_bytes(8, "little") + blob
-            self._disk.put(self.n_blocks + format, memoryview(data))
+            self._disk.put(self._index_block(format), memoryview(blob))
+
+    def _index_block(self, format: int) -> int:
+        return self.n_blocks + _LAYOUT + format
 
     def length(self, block: int) -> int:
         """Return the bytes of a block."""

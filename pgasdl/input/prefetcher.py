@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -216,14 +217,21 @@ class _Slot:
 
 
 def _announced(source: Source, iterations: Iterations, ahead: int) -> Iterator[tuple[int, Rows]]:
-    """Yield each iteration and its records, when those of the next ``ahead`` are announced."""
+    """Yield each iteration and its records, when those of the next ``ahead`` are announced.
+
+    The first one does not wait until the others are.
+    """
+    coming = enumerate(iterations, iterations.first)
     waiting: deque[tuple[int, Rows]] = deque()
-    for iteration, rows in enumerate(iterations, iterations.first):
-        source.announce(rows)
-        waiting.append((iteration, rows))
-        if len(waiting) > ahead:
-            yield waiting.popleft()
-    yield from waiting
+    reach = 1
+    while True:
+        for iteration, rows in islice(coming, reach - len(waiting)):
+            source.announce(rows)
+            waiting.append((iteration, rows))
+        if not waiting:
+            return
+        yield waiting.popleft()
+        reach = ahead + 1
 
 
 def _fill(

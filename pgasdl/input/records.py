@@ -22,6 +22,7 @@ from pgasdl.input.index import packed, unpacked
 from pgasdl.input.levels import BLOCK, BytesRead, Levels
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
+from pgasdl.input.threads import at_once
 
 Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -227,7 +228,8 @@ class Records:
 
         def scan() -> bytes:
             mine = range(rank, len(self.files), size)
-            return packed({k: form.scan(self.files, k, levels.read) for k in mine})
+            found = at_once(lambda k: form.scan(self.files, k, levels.read), mine)
+            return packed(dict(zip(mine, found, strict=True)))
 
         tables = unpacked(self._shared(_TABLES, scan), len(self.files))
         if self._first:

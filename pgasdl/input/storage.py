@@ -8,7 +8,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -18,13 +17,12 @@ from pgasdl.input.descriptors import Descriptors
 from pgasdl.input.files import File
 from pgasdl.input.paths import expanded, local, magic
 from pgasdl.input.remote import ask, cause, is_refusal, library, ranged
+from pgasdl.input.threads import at_once
 
 log = logging.getLogger("pgasdl")
 
-_ASKED_AT_ONCE = 16
 # Of HTTP, and of fsspec's libraries.
 _VERSIONS = ("ETag", "Last-Modified", "etag", "LastModified", "last_modified", "mtime")
-_In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
@@ -87,9 +85,9 @@ class Storage:
         """
         names = [remote] if isinstance(remote, str | os.PathLike) else remote
         patterns = [url for name in names for url in expanded(os.fspath(name))]
-        found = [each for some in _at_once(self._list, patterns) for each in some]
+        found = [each for some in at_once(self._list, patterns) for each in some]
         unknown = [file.url for file in found if file.nbytes < 0]
-        known = dict(zip(unknown, _at_once(self._ask_for, unknown), strict=True))
+        known = dict(zip(unknown, at_once(self._ask_for, unknown), strict=True))
         files: dict[str, File] = {}
         for file in found:
             if file.url in files:
@@ -255,15 +253,3 @@ def _file(url: str, info: dict[str, Any]) -> File:
     """Return a file as a library describes it; its size is -1 where it is not told."""
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
     return File(url, -1 if info["size"] is None else int(info["size"]), version)
-
-
-def _at_once(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-    """Call for several items at once; the first error ends it."""
-    if len(items) < 2:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(_ASKED_AT_ONCE, "pgasdl-storage") as pool:
-        futures = [pool.submit(call, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            pool.shutdown(cancel_futures=True)

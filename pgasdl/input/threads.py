@@ -1,4 +1,4 @@
-"""Threads that call functions, and do not keep the process when a call hangs."""
+"""Threads that call functions; some do not keep the process when a call hangs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+_AT_ONCE = 16  # of what mostly waits for storage
 _PATIENCE = 1.0  # seconds at the end of the process
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 class Threads:
@@ -56,3 +59,15 @@ def _end(calls: _Calls, threads: list[threading.Thread]) -> None:
         deadline = time.monotonic() + _PATIENCE
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+def at_once(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    """Call for several items at once; the first error ends it."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(_AT_ONCE, "pgasdl-storage") as pool:
+        futures = [pool.submit(call, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(cancel_futures=True)

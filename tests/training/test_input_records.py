@@ -21,7 +21,7 @@ from tiers import full
 from pgasdl import DataError
 from pgasdl.input import Batches, Loader, Records
 from pgasdl.input.formats.tar import Tar
-from pgasdl.input.levels import BLOCK
+from pgasdl.input.levels import _LAYOUT, BLOCK
 from pgasdl.input.next_use import _BEHIND, NextUse
 from pgasdl.tools.cli import main
 
@@ -202,15 +202,17 @@ def test_an_index_is_kept_and_a_damaged_one_made_anew(
         return scan(files, number, read)
 
     monkeypatch.setattr(Tar, "scan", counted)
-    for n_scans, damaged in ((3, False), (3, True), (6, False)):
+    # In its head, and in what says how long it is.
+    for n_scans, damaged in ((3, None), (3, 20), (6, -1), (9, None), (9, None)):
         with Records(tars, local=tmp_path) as records:
             right(records, [4, 29])
-            behind = str(-(-records.files.nbytes // BLOCK))
+            behind = str(-(-records.files.nbytes // BLOCK) + _LAYOUT)
         assert len(scanned) == n_scans
         index = tmp_path / records.files.digest / behind
         data = bytearray(index.read_bytes())
-        data[20] ^= damaged
-        index.write_bytes(data)
+        if damaged is not None:
+            data[damaged] ^= 1
+            index.write_bytes(data)
 
 
 def first_field(sample: dict[str, Any], random: Any = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gc
 import gzip
 import io
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from format_tools import Member, Memory, tar_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pgasdl import DataError
+from pgasdl import DataError, _native
 from pgasdl.input.formats import FORMATS
 
 FORMATS_OF_TARS = {
@@ -94,6 +95,47 @@ def test_tars_are_to_us_what_they_are_to_webdataset(
             memory.open("tar")
     else:
         assert in_order(memory.records("tar")) == in_order(wanted)
+
+
+class AllOthers(_native.TarSamples):
+    """Plain members are left to tarfile, too."""
+
+    def walk(self, data: Any, begin: int) -> str:
+        return "other"
+
+
+def table_of(data: bytes) -> dict[str, bytes] | str:
+    memory = Memory(data)
+    try:
+        table = FORMATS["tar"].scan(memory.files, 0, memory.read)
+    except DataError as error:
+        return str(error)
+    return {name: column.tobytes() for name, column in table.items()}
+
+
+@given(
+    st.lists(st.tuples(NAMES, SIZES, st.booleans(), st.booleans()), max_size=9),
+    st.sampled_from(sorted(FORMATS_OF_TARS)),
+    st.none() | st.floats(0, 1),
+)
+def test_the_core_takes_members_as_tarfile_does(
+    members: list[tuple[str, int, bool, bool]], format: str, cut: float | None
+) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=FORMATS_OF_TARS[format]) as tar:
+        for name, size, fraction, linked in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = size, 1.5 if fraction else 1
+            if linked:
+                info.type, info.linkname, info.size = tarfile.LNKTYPE, "a.jpg", 0
+            with suppress(ValueError):  # ustar has no place for a name
+                tar.addfile(info, io.BytesIO(bytes(size)))
+    data = out.getvalue()
+    data = data if cut is None else data[: int(cut * len(data))]
+    found = table_of(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "TarSamples", AllOthers)
+        assert table_of(data) == found
 
 
 def test_shards_of_webdatasets_writer(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ LAYERS = (
     "executor",
     "measure",
     "simulate",
+    "formats",
     "python",
 )
 
