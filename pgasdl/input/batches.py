@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -108,9 +108,17 @@ class Batches:
             return order[first : first + self.batch]
         return np.take(order, range(first, first + self.batch), mode="wrap")
 
+    def epoch(self, iteration: int) -> int:
+        """Return the pass over the data that an iteration is part of."""
+        return iteration // self.per_epoch
+
     def rows(self, iteration: int) -> Rows:
         """Return this rank's records of an iteration: never none."""
-        whole, size = self.whole(iteration), self.size
+        return self.part(self.whole(iteration))
+
+    def part(self, whole: Rows) -> Rows:
+        """Return this rank's part of the records of a global batch."""
+        size = self.size
         mine = whole[self.batch * self.rank // size : self.batch * (self.rank + 1) // size]
         return mine.copy()  # the order stays as it is
 
@@ -143,6 +151,71 @@ class Batches:
         return order.astype(np.int64, copy=False)
 
 
+class Counted(Protocol):
+    """Records whose number takes time to find."""
+
+    def __len__(self) -> int: ...
+
+    def reaches(self, count: int) -> bool:
+        """Whether there are so many records: an answer that may take less time."""
+
+
+class InOrder:
+    """Batches in the order of the files; the first ones do not wait for the number of records."""
+
+    seed = None
+
+    def __init__(
+        self, records: Counted, batch: int, *, rank: int, size: int, last: Literal["drop", "fill"]
+    ) -> None:
+        self._records, self.batch = records, batch
+        self._options: dict[str, Any] = {"rank": rank, "size": size, "seed": None, "last": last}
+        # Of one batch, where it is there: what is wrong with the arguments is found now.
+        enough = batch > 0 and records.reaches(batch)
+        self._one = Batches(batch if enough else len(records), batch, **self._options)
+        self.largest = self._one.largest
+        self._all: Batches | None = None
+
+    @property
+    def all(self) -> Batches:
+        """The batches of all records."""
+        if self._all is None:
+            self._all = Batches(len(self._records), self.batch, **self._options)
+        return self._all
+
+    @property
+    def n_records(self) -> int:
+        """Records of the data set."""
+        return self.all.n_records
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches of an epoch."""
+        return self.all.per_epoch
+
+    def epoch(self, iteration: int) -> int:
+        """Return the pass over the data that an iteration is part of."""
+        return 0 if self._is_early(iteration) else self.all.epoch(iteration)
+
+    def whole(self, iteration: int) -> Rows:
+        """Return the records of the global batch of an iteration."""
+        if not self._is_early(iteration):
+            return self.all.whole(iteration)
+        return np.arange(iteration * self.batch, (iteration + 1) * self.batch, dtype=np.int64)
+
+    def rows(self, iteration: int) -> Rows:
+        """Return this rank's records of an iteration."""
+        return self._one.part(self.whole(iteration))
+
+    def iterations(self, first: int, last: int) -> Iterations:
+        """Return this rank's batches of some iterations."""
+        return Iterations(self, first, last)
+
+    def _is_early(self, iteration: int) -> bool:
+        """Whether a batch is known to lie wholly in the first epoch."""
+        return self._all is None and self._records.reaches((iteration + 1) * self.batch)
+
+
 class Iterations:
     """One rank's batches of some iterations, in order: made by :meth:`Batches.iterations`.
 
@@ -155,7 +228,7 @@ class Iterations:
         Not 0 <= first <= last.
     """
 
-    def __init__(self, batches: Batches, first: int, last: int) -> None:
+    def __init__(self, batches: Batches | InOrder, first: int, last: int) -> None:
         if not 0 <= operator.index(first) <= operator.index(last):
             raise ValueError(f"iterations {first} to {last}: 0 <= first <= last")
         self.batches, self.first, self.last = batches, first, last

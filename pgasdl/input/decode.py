@@ -185,9 +185,11 @@ class Decoded:
 
     def _first(self) -> tuple[int, Arrays]:
         """Return the first record that is good, and what it is decoded to."""
-        for row in range(len(self)):
+        for row in range(_TRIED + 1):
             try:
                 return row, self._decoded(row, 0)
+            except IndexError:  # to ask for the number may take long
+                break
             except DataError as error:
                 self._leave_out(row, error)
                 if row == _TRIED:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl.errors import ClosedError, DataError
-from pgasdl.input.batches import Batches
+from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.decode import Decoded, Fixed
 from pgasdl.input.prefetcher import Prefetcher, bytes_of
 from pgasdl.input.workers import Decode
@@ -65,7 +65,8 @@ class Loader:
         The ranks that share each batch. None: the group of the records, if they have one, or this
         process alone.
     seed : int, optional
-        Of the order and of ``random``. None: the order of the files.
+        Of the order and of ``random``. None: the order of the files. Any other is one of all
+        records, and wants their number before the first batch.
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch: "drop" or "fill".
     mix : int, optional
@@ -128,8 +129,10 @@ class Loader:
         if most is not None and mix > most:
             log.warning("input: mix=%d: %d row groups are kept decoded; more are slow", mix, most)
         chunks = {} if mix is None else {"chunks": records.chunks, "mix": mix}
-        self._batches = Batches(
-            len(records), batch, rank=rank, size=size, seed=seed, last=last, **chunks
+        self._batches = (
+            InOrder(records, batch, rank=rank, size=size, last=last)
+            if seed is None and mix is None and hasattr(records, "reaches")
+            else Batches(len(records), batch, rank=rank, size=size, seed=seed, last=last, **chunks)
         )
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error={on_error!r}: there are "raise" and "skip"')
@@ -171,8 +174,8 @@ class Loader:
         ClosedError
             The loader is closed.
         """
-        epoch = self._iteration // len(self)
-        while self._iteration // len(self) == epoch:
+        epoch = self._batches.epoch(self._iteration)
+        while self._batches.epoch(self._iteration) == epoch:
             batch = self._next()
             if all(len(array) for array in batch.values()):
                 yield batch

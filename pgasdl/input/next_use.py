@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from pgasdl.input.batches import Batches
+from pgasdl.input.batches import Batches, InOrder
 
 Numbers = npt.NDArray[np.int64]
+Blocks = tuple[Numbers, Numbers]
 
 _BEHIND = 4  # iterations that a slower rank may be behind
 
@@ -21,16 +23,27 @@ class NextUse:
     ----------
     iteration : int
         Where this rank is.
+
+    Parameters
+    ----------
+    batches : Batches
+    blocks : callable
+        Returns the first and the last block of each record; None: they are not known yet.
     """
 
-    def __init__(self, batches: Batches, first: Numbers, last: Numbers) -> None:
+    def __init__(self, batches: Batches | InOrder, blocks: Callable[[], Blocks | None]) -> None:
         self.iteration = 0
         self._batches = batches
-        self._first, self._last = first, last  # blocks of each record
+        self._blocks = blocks
         self._kept: dict[int, Numbers] = {}
 
     def __call__(self, block: int) -> float:
-        """Return the iteration; inf: not before the epoch after the next."""
+        """Return the iteration; inf: not before the epoch after the next.
+
+        Nothing is known as long as no index is: whoever makes that may wait for this answer.
+        """
+        if self._blocks() is None:
+            return 0.0
         span = self._batches.per_epoch
         now = max(self.iteration - _BEHIND, 0)
         for epoch in (now // span, now // span + 1):
@@ -43,11 +56,13 @@ class NextUse:
 
     def mixed(self) -> float:
         """Return how many blocks the records come from at a time, on average over an epoch."""
-        rows = self._rows(0)
-        _, begin = np.unique(self._first[rows], return_index=True)
-        _, end = np.unique(self._first[rows[::-1]], return_index=True)
+        if (found := self._blocks()) is None:  # the order is that of the files
+            return 1.0
+        rows, (first, last) = self._rows(0), found
+        _, begin = np.unique(first[rows], return_index=True)
+        _, end = np.unique(first[rows[::-1]], return_index=True)
         spans = len(rows) - end - begin  # from its first record to its last
-        longest = max(1, round((self._last - self._first + 1).mean()))  # blocks of a record
+        longest = max(1, round((last - first + 1).mean()))  # blocks of a record
         return float(spans.sum() / len(rows) * longest)
 
     def _rows(self, epoch: int) -> Numbers:
@@ -59,8 +74,9 @@ class NextUse:
         """Return ``block * per_epoch + iteration`` of all uses in an epoch, sorted."""
         if (found := self._kept.get(epoch)) is None:
             span, batch = self._batches.per_epoch, self._batches.batch
-            rows = self._rows(epoch)
-            first, last = self._first[rows], self._last[rows]
+            rows, blocks_of = self._rows(epoch), self._blocks()
+            assert blocks_of is not None
+            first, last = blocks_of[0][rows], blocks_of[1][rows]
             which = np.repeat(np.arange(span, dtype=np.int64), batch)
             n = last - first + 1
             begin = np.cumsum(n) - n

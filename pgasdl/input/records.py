@@ -6,6 +6,7 @@ import functools
 import json
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -15,12 +16,14 @@ import numpy.typing as npt
 
 from pgasdl.errors import DataError, PgasError
 from pgasdl.group import Group
-from pgasdl.input.batches import Batches
+from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.files import File, Files
-from pgasdl.input.formats import FORMATS, Table, format_of
+from pgasdl.input.first_records import FirstRecords
+from pgasdl.input.formats import FORMATS, Format, Table, format_of
+from pgasdl.input.formats.tar import Tar
 from pgasdl.input.index import packed, unpacked
 from pgasdl.input.levels import BLOCK, BytesRead, Levels
-from pgasdl.input.next_use import NextUse
+from pgasdl.input.next_use import Blocks, NextUse
 from pgasdl.input.storage import Storage
 from pgasdl.input.threads import at_once
 
@@ -67,7 +70,9 @@ class Records:
     Raises
     ------
     DataError
-        A file is missing or damaged, or storage fails, after it was tried several times.
+        A file is missing or damaged, or storage fails, after it was tried several times. Of tars
+        that a process reads alone the first records are looked at; what is behind them, when it is
+        wanted, or when the number of records is.
     ValueError
         No such format, or files of several.
     UnavailableError
@@ -114,8 +119,12 @@ class Records:
             group=self._group,
             timeout=timeout,
         )
+        self._whole: Format | None = None
+        self._blocks: Blocks | None = None
+        self._first_records: FirstRecords | None = None
+        self._lock, self._process = threading.Lock(), os.getpid()
         try:
-            self._form = FORMATS[self.format](self.files, self._tables(memory))
+            self._open(memory)
         except BaseException:
             self.close()
             raise
@@ -134,32 +143,42 @@ class Records:
             It is damaged, or storage fails; names file and offset.
         """
         number = operator.index(row)
-        if not 0 <= number < len(self):
+        form = self._having(number + 1)
+        if not 0 <= number < len(form):
             raise IndexError(f"record {number}: there are {len(self)}, from 0")
-        return self._form.record(number, self._levels.read)
+        return form.record(number, self._levels.read)
+
+    def reaches(self, count: int) -> bool:
+        """Whether there are so many records.
+
+        Of tars whose index is still made, it is enough to read the headers of so many.
+        """
+        return len(self._having(count)) >= count
 
     def place(self, row: int) -> str:
         """Return the file of a record, and where it begins there."""
-        ranges = self._form.ranges(row)
+        ranges = self._having(row + 1).ranges(row)
         return self.files.place(ranges[0][0]) if ranges else f"record {row}, of no bytes"
 
     def announce(self, rows: Iterable[int]) -> None:
         """Say that records will be read soon, in the order of their use."""
-        self._levels.announce(part for row in rows for part in self._form.ranges(int(row)))
+        numbers = [int(row) for row in rows]
+        form = self._having(max(numbers, default=0) + 1)
+        self._levels.announce(part for row in numbers for part in form.ranges(row))
 
-    def follow(self, batches: Batches) -> NextUse:
+    def follow(self, batches: Batches | InOrder) -> NextUse:
         """Tell the levels the order in which records are read: what is used last gives way first.
 
         Whoever reads keeps ``iteration`` of the answer up to date.
         """
-        order = NextUse(batches, *self._bounds)
+        order = NextUse(batches, lambda: self._bounds() if self._whole is not None else None)
         self._levels.follow(order)
         return order
 
     @property
     def chunks(self) -> npt.NDArray[np.int64]:
         """The block in which each record begins, or its row group: they are read together."""
-        return self._bounds[0] if self.format != "parquet" else self._form.bounds()[0]
+        return self._bounds()[0] if self.format != "parquet" else self._form.bounds()[0]
 
     @property
     def mix(self) -> int | None:
@@ -198,11 +217,55 @@ class Records:
     def __reduce__(self) -> tuple[Callable[..., Records], tuple[Remote]]:
         return self._again, (self._remote,)  # without memory: for the worker of a DataLoader
 
-    @functools.cached_property
-    def _bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _bounds(self) -> Blocks:
         """Return the first and the last block of each record."""
-        begins, nbytes = self._form.bounds()
-        return begins // BLOCK, (begins + np.maximum(nbytes, 1) - 1) // BLOCK
+        if self._blocks is None:
+            begins, nbytes = self._form.bounds()
+            self._blocks = begins // BLOCK, (begins + np.maximum(nbytes, 1) - 1) // BLOCK
+        return self._blocks
+
+    @property
+    def _form(self) -> Format:
+        """All records; where only the first ones are known, this reads the headers of all."""
+        if self._whole is None:
+            first = self._first()
+            with self._lock:
+                if self._whole is None:
+                    tables = first.tables or self._scanned(range(len(self.files)))
+                    self._levels.keep_index(self._number, packed(dict(enumerate(tables))))
+                    self._whole = FORMATS[self.format](self.files, tables)
+        return self._whole
+
+    def _having(self, count: int) -> Format:
+        """Return so many records, or more; or all, if there are fewer."""
+        form = self._first().reach(count) if self._whole is None else None
+        return self._form if form is None else form
+
+    def _first(self) -> FirstRecords:
+        """Return the first records of tars."""
+        if self._first_records is None or os.getpid() != self._process:
+            # A fork's locks may be those of threads that it does not have.
+            self._lock, self._process = threading.Lock(), os.getpid()
+            self._first_records = FirstRecords(self.files, self._levels.read)
+        return self._first_records
+
+    def _open(self, memory: int) -> None:
+        """Find what the records are: if this process is alone, of tars only the first ones."""
+        if self._group is not None or self.format != "tar":
+            self._whole = FORMATS[self.format](self.files, self._tables(memory))
+        elif known := self._levels.index(self._number):
+            self._whole = Tar(self.files, unpacked([known], len(self.files)))
+        elif self._first().tables is not None:
+            self._whole = self._form
+
+    def _scanned(self, numbers: Sequence[int]) -> list[Table]:
+        """Return the tables of some files."""
+        form, read = FORMATS[self.format], self._levels.read
+        return at_once(lambda number: form.scan(self.files, number, read), numbers)
+
+    @property
+    def _number(self) -> int:
+        return list(FORMATS).index(self.format)
 
     # --- what all ranks must know
 
@@ -213,31 +276,28 @@ class Records:
             found = self._storage.find(remote)
             return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
 
-        return self._shared("input files", find if self._first else None)[0]
+        return self._shared("input files", find if self._is_first else None)[0]
 
     def _tables(self, memory: int) -> list[Table]:
         """Return what each file's records are: each rank looks at its part of the files."""
-        form, rank, size = FORMATS[self.format], 0, 1
-        if self._group is not None:
-            rank, size = self._group.rank, self._group.size
-        levels, number = self._levels, list(FORMATS).index(self.format)
+        rank, size = (self._group.rank, self._group.size) if self._group else (0, 1)
+        levels, number = self._levels, self._number
         what = f"input index, {memory} bytes"
-        known = self._shared(what, (lambda: levels.index(number)) if self._first else None)[0]
+        known = self._shared(what, (lambda: levels.index(number)) if self._is_first else None)[0]
         if known:
             return unpacked([known], len(self.files))
 
         def scan() -> bytes:
             mine = range(rank, len(self.files), size)
-            found = at_once(lambda k: form.scan(self.files, k, levels.read), mine)
-            return packed(dict(zip(mine, found, strict=True)))
+            return packed(dict(zip(mine, self._scanned(mine), strict=True)))
 
         tables = unpacked(self._shared(_TABLES, scan), len(self.files))
-        if self._first:
+        if self._is_first:
             levels.keep_index(number, packed(dict(enumerate(tables))))
         return tables
 
     @property
-    def _first(self) -> bool:
+    def _is_first(self) -> bool:
         return self._group is None or self._group.rank == 0
 
     def _shared(self, what: str, make: Callable[[], bytes] | None) -> list[bytes]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pgasdl.input import Batches
+from pgasdl.input.batches import InOrder
 
 
 @pytest.mark.parametrize("last", ["drop", "fill"])
@@ -135,3 +136,43 @@ def test_chunks_that_are_refused() -> None:
         Batches(10, 4, chunks=np.zeros(9, int))
     with pytest.raises(ValueError, match="mix 0"):
         Batches(10, 4, chunks=np.zeros(10, int), mix=0)
+
+
+class Counted:
+    """Records whose number takes time to find; it notes whether somebody has waited."""
+
+    def __init__(self, count: int, seen: int) -> None:
+        self.count, self.seen, self.waited = count, seen, False
+
+    def __len__(self) -> int:
+        self.waited = True
+        return self.count
+
+    def reaches(self, count: int) -> bool:
+        return count <= self.seen or count <= len(self)
+
+
+@pytest.mark.parametrize("last", ["drop", "fill"])
+@pytest.mark.parametrize(("n_records", "seen"), [(53, 30), (50, 50), (50, 0), (9, 5), (10, 10)])
+def test_batches_in_order_of_records_that_are_not_counted_yet(
+    n_records: int, seen: int, last: Any
+) -> None:
+    for rank in range(3):
+        options = {"rank": rank, "size": 3, "last": last}
+        records = Counted(n_records, seen)
+        if n_records < 10 and last == "drop":
+            with pytest.raises(ValueError, match="there are 9 records"):
+                InOrder(records, 10, **options)
+            continue
+        found = InOrder(records, 10, **options)
+        assert records.waited == (seen < 10)
+        wanted = Batches(n_records, 10, seed=None, **options)
+        for iteration, rows in enumerate(wanted.iterations(0, 3 * wanted.per_epoch)):
+            assert np.array_equal(found.rows(iteration), rows)
+            assert np.array_equal(found.whole(iteration), wanted.whole(iteration))
+            assert found.epoch(iteration) == wanted.epoch(iteration)
+            assert records.waited == (iteration >= seen // 10)
+        assert found.largest == wanted.largest and found.seed is None
+        assert (found.n_records, found.per_epoch) == (n_records, wanted.per_epoch)
+    with pytest.raises(ValueError, match="at least one record"):
+        InOrder(Counted(9, 9), 0, rank=0, size=1, last="drop")

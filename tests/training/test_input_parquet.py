@@ -200,7 +200,7 @@ def test_threads_decode_a_row_group_once() -> None:
 @pytest.mark.parametrize("format", ["tar", "parquet"])
 def test_an_error_of_reading_stays_as_it_is_and_is_not_kept(format: str) -> None:
     memory = Memory(
-        tar_of([("a.jpg", b"x" * 600)]) if format == "tar" else parquet_of(table_of(10))
+        tar_of([("a.jpg", b"x" * 60_000)]) if format == "tar" else parquet_of(table_of(10))
     )
     opened = memory.open(format)
     for error in (DataError("no such host"), PeerLost("rank 1", 1), KeyboardInterrupt("by hand")):

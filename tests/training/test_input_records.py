@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import statistics
 import tarfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from format_tools import tar_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.patience import took
 from tiers import full
 
-from pgasdl import DataError
+from pgasdl import ClosedError, DataError
 from pgasdl.input import Batches, Loader, Records
-from pgasdl.input.formats.tar import Tar
+from pgasdl.input.files import File
+from pgasdl.input.formats.tar_headers import TarHeaders
 from pgasdl.input.levels import _LAYOUT, BLOCK
 from pgasdl.input.next_use import _BEHIND, NextUse
+from pgasdl.input.storage import Storage
 from pgasdl.tools.cli import main
 
 SAMPLES = 30
@@ -194,14 +199,14 @@ def test_the_workers_of_a_dataloader_read_for_themselves(tars: Path, start: str)
 def test_an_index_is_kept_and_a_damaged_one_made_anew(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scanned: list[int] = []
-    scan = Tar.scan
+    scanned: list[TarHeaders] = []
+    steps = TarHeaders.steps
 
-    def counted(files: Any, number: int, read: Any) -> Any:
-        scanned.append(number)
-        return scan(files, number, read)
+    def counted(self: TarHeaders) -> Any:
+        scanned.append(self)
+        return steps(self)
 
-    monkeypatch.setattr(Tar, "scan", counted)
+    monkeypatch.setattr(TarHeaders, "steps", counted)
     # In its head, and in what says how long it is.
     for n_scans, damaged in ((3, None), (3, 20), (6, -1), (9, None), (9, None)):
         with Records(tars, local=tmp_path) as records:
@@ -213,6 +218,119 @@ def test_an_index_is_kept_and_a_damaged_one_made_anew(
         if damaged is not None:
             data[damaged] ^= 1
             index.write_bytes(data)
+
+
+def small(number: int) -> dict[str, Any]:
+    return {"__key__": f"{number}", "x": bytes(number % 700), "cls": b"%d" % number}
+
+
+@pytest.fixture
+def small_tars(tmp_path: Path) -> list[Path]:
+    """Three tars of 400 samples each."""
+    paths = [tmp_path / f"{number}.tar" for number in range(3)]
+    for k, path in enumerate(paths):
+        samples = map(small, range(400 * k, 400 * k + 400))
+        members = [
+            (f"{each['__key__']}.{name}", each[name]) for each in samples for name in ("x", "cls")
+        ]
+        path.write_bytes(tar_of(members))
+    return paths
+
+
+class Gate:
+    """Reads of the last tar wait until it is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.reached, fill = threading.Event(), threading.Event(), Storage.fill
+
+        def gated(storage: Storage, file: File, offset: int, out: memoryview) -> None:
+            if file.url.endswith("2.tar"):
+                self.reached.set()
+                assert self.open.wait(60)
+            fill(storage, file, offset, out)
+
+        monkeypatch.setattr(Storage, "fill", gated)
+
+
+def numbered(record: dict[str, Any], random: Any) -> dict[str, Any]:
+    number = int(record["cls"])
+    assert record == small(number)
+    return {"number": number}
+
+
+@pytest.mark.parametrize("last", ["drop", "fill"])
+@pytest.mark.parametrize("memory", [0, 64 * BLOCK])
+def test_batches_in_order_come_before_the_index_is_there(
+    small_tars: list[Path], monkeypatch: pytest.MonkeyPatch, last: Any, memory: int
+) -> None:
+    gate = Gate(monkeypatch)
+    options = {"decode": numbered, "seed": None, "last": last, "ahead": 1}
+    if memory:
+        gate.open.set()  # the three lie in one block
+    with Records(small_tars, memory=memory) as records, Loader(records, 90, **options) as loader:
+        batches, found = iter(loader), []
+        for _ in range(5):
+            found.append(next(batches)["number"].copy())
+        assert records[410] == small(410) and "1.tar, byte" in records.place(410)
+        gate.open.set()
+        found += [batch["number"].copy() for batch in batches]
+        assert len(loader) == len(found) == (13 if last == "drop" else 14)
+        end = range(90 * len(loader))
+        assert np.array_equal(np.concatenate(found), np.take(range(1200), end, mode="wrap"))
+        assert len(records) == 1200
+        assert np.array_equal(next(iter(loader))["number"], np.arange(90))
+        for wrong in (-1, 1200):
+            with pytest.raises(IndexError, match="there are 1200"):
+                records[wrong]
+
+
+def test_a_tar_that_is_damaged_behind_the_first_records(small_tars: list[Path]) -> None:
+    data = bytearray(small_tars[2].read_bytes())
+    data[0] ^= 1
+    small_tars[2].write_bytes(data)
+    with Records(small_tars) as records:
+        with pytest.raises(DataError, match=r"2\.tar, byte 0: a damaged tar"):
+            Loader(records, 90, decode=numbered)  # any of the records may come first
+        with Loader(records, 90, decode=numbered, seed=None, ahead=1) as loader:
+            batches = iter(loader)
+            for k in range(5):
+                assert np.array_equal(next(batches)["number"], np.arange(90 * k, 90 * k + 90))
+            with pytest.raises(DataError, match=r"2\.tar, byte 0: a damaged tar"):
+                list(batches)
+    small_tars[0].write_bytes(data)
+    with pytest.raises(DataError, match=r"0\.tar, byte 0: a damaged tar"):
+        Records(small_tars)
+
+
+def test_the_number_of_records_after_the_end(small_tars: list[Path]) -> None:
+    with Records(small_tars) as records:
+        assert records[5] == small(5)
+    with pytest.raises(ClosedError):
+        len(records)
+
+
+def test_a_fork_makes_the_index_for_itself(
+    small_tars: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with Records(small_tars) as records:
+        fork = multiprocessing.get_context("fork")
+        answer = fork.SimpleQueue()
+
+        def child() -> None:
+            gate.open.set()
+            answer.put((len(records), records[1100]["cls"]))
+
+        counting = threading.Thread(target=lambda: len(records))  # it has the locks meanwhile
+        counting.start()
+        assert gate.reached.wait(60)
+        process = fork.Process(target=child)
+        process.start()
+        assert answer.get() == (1200, b"1100")
+        process.join()
+        gate.open.set()
+        counting.join()
+        assert len(records) == 1200
 
 
 def first_field(sample: dict[str, Any], random: Any = None) -> dict[str, Any]:
@@ -287,7 +405,7 @@ def test_the_next_use_of_a_block(
     first = np.array([begin for begin, _ in extents])
     last = first + np.array([length for _, length in extents])
     batches = Batches(len(extents), batch, seed=seed)
-    found = NextUse(batches, first, last)
+    found = NextUse(batches, lambda: (first, last))
     found.iteration = iteration
     now = max(iteration - _BEHIND, 0)
     end = (now // batches.per_epoch + 2) * batches.per_epoch

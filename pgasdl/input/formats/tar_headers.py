@@ -38,13 +38,14 @@ class TarHeaders:
         self._begin, self._data = 0, memoryview(b"")
 
     def steps(self) -> Iterator[None]:
-        """Read the headers, one piece of the tar at a time; DataError: it is damaged."""
+        """Read the headers; yield before each piece of the tar. DataError: it is damaged."""
         samples, tar, offset = self._samples, None, 0
         try:
             while (stop := samples.walk(self._data, self._begin)) != "end":
-                if stop == "more" and self._refill():
+                if stop == "more":
                     yield
-                    continue
+                    if self._refill():
+                        continue
                 offset = max(offset, samples.last)
                 if tar is None:
                     tar = self._tarfile()
