@@ -237,6 +237,29 @@ def small_tars(tmp_path: Path) -> list[Path]:
     return paths
 
 
+def test_announced_records_that_lie_together_are_one_range(
+    small_tars: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(
+        Storage, "announce", lambda self, file, *part: announced.append((file.url, *part))
+    )
+    with Records(small_tars) as records:
+        records.announce([3, 4, 5, 300, 301, 2, 410])
+        wanted = [(3, 5), (300, 301), (2, 2), (410, 410)]
+        for found, (first, last) in zip(announced, wanted, strict=True):
+            bounds = [
+                records.files.locate(at)
+                for row in (first, last)
+                for at, _ in records._form.ranges(row)
+            ]
+            assert found[0] == records.files[bounds[0][0]].url and found[1] == bounds[0][1]
+            ((begin, nbytes),) = records._form.ranges(last)
+            assert sum(found[1:]) == records.files.locate(begin)[1] + nbytes
+        records.announce([])
+        assert len(announced) == len(wanted)
+
+
 class Gate:
     """Reads of the last tar wait until it is open."""
 

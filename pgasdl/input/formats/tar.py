@@ -77,11 +77,12 @@ class Tar:
         data = memoryview(b"")
         for part in self.ranges(row):  # one, or none
             data = memoryview(read(*part))
-        members = slice(self._members[row], self._members[row + 1])
-        begins = self._address[members] - self._address[members.start]
-        ends = begins + self._nbytes[members]
-        for extension, begin, end in zip(self._extension[members], begins, ends, strict=True):
-            record[self.extensions[extension]] = bytes(data[begin:end])
+        members = slice(*self._members[row : row + 2].tolist())
+        begins = self._address[members].tolist()
+        lengths, names = self._nbytes[members].tolist(), self._extension[members].tolist()
+        for name, address, nbytes in zip(names, begins, lengths, strict=True):
+            begin = address - begins[0]
+            record[self.extensions[name]] = bytes(data[begin : begin + nbytes])
         return record
 
 
