@@ -18,8 +18,8 @@ import numpy as np
 from pgasdl import _native
 from pgasdl.buffers import memory_of
 from pgasdl.collectives.allreduce import Allreduces, repeated
+from pgasdl.collectives.bound import kind_of, reduction_of
 from pgasdl.collectives.handle import Collective
-from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.state import AnswerCalls, CollectiveState
 from pgasdl.config import Config, Limits

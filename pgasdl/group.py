@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import os
+import time
 import zlib
-from collections.abc import Callable
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import memory_of, native_dtype, require_host
-from pgasdl.errors import BufferRefused, RankError
+from pgasdl.errors import BufferRefused, MismatchError, RankError, Timeout
 from pgasdl.plans import Members
 from pgasdl.plans.plan import Sizes
 from pgasdl.topology import Topology
 
 Array = npt.NDArray[Any]
 Operator = str | Callable[[Array, Array], Array]
+T = TypeVar("T")
+# By group: a call, its steps' results, and the same of an interrupted call inside it.
+Unfinished = dict["Group", tuple[Hashable, list[Any], Any]]
+log = logging.getLogger("pgasdl")
+_PROOF_BYTES, _LONGEST = 16, 500
 
 _UFUNCS: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
@@ -36,6 +44,16 @@ class Group:
     under way at a time: a second one raises MismatchError at once and changes nothing. Different
     kinds may overlap. After a Timeout or Ctrl-C, call the collective again with the same
     arguments, from any thread, to continue it; until then others of its kind raise MismatchError.
+
+    Attributes
+    ----------
+    mapped : bool
+        Every member can load from and store to every other's segments.
+    members : Members
+        The ranks, as plans may know them; plans number those of a machine in a row.
+    unreadable : str or None
+        Why not every member can read every other's memory wherever it lies; "": they can; None: not
+        tried yet. The same on all members.
     """
 
     def __init__(
@@ -50,9 +68,19 @@ class Group:
         self.core = core
         self._deleted = deleted
         self._half_bound: object | None = None
-        # The reason why some member cannot read another's memory wherever it lies; "": all can;
-        # None: not tried yet. It is the same on all members.
         self.unreadable: str | None = None
+        ranks = self.ranks
+        self.mapped = mapped = topology.maps(ranks)
+        self.members = Members(
+            self.size,
+            topology.node_size(ranks),
+            mapped,
+            mapped or topology.mapped_on_host,
+            topology.registers(ranks),
+            topology.oversubscribed,
+            topology.supernode_size(ranks),
+            topology.order(ranks),
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -69,30 +97,10 @@ class Group:
         """Place of this rank among the members."""
         return self.core.index
 
-    @cached_property
+    @property
     def node_size(self) -> Sizes:
         """Ranks of a node, for plans that know nodes; plans number those of a machine in a row."""
-        return self.topology.node_size(self.ranks)
-
-    @cached_property
-    def members(self) -> Members:
-        """The ranks, as plans may know them."""
-        topology, ranks = self.topology, self.ranks
-        return Members(
-            self.size,
-            self.node_size,
-            self.mapped,
-            self.mapped or topology.mapped_on_host,
-            topology.registers(ranks),
-            topology.oversubscribed,
-            topology.supernode_size(ranks),
-            topology.order(ranks),
-        )
-
-    @cached_property
-    def mapped(self) -> bool:
-        """Whether every member can load from and store to every other's segments."""
-        return self.topology.maps(self.ranks)
+        return self.members.node_size
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Wait until every member is here.
@@ -216,6 +224,46 @@ class Group:
         elif half_bound == address:
             self._half_bound = owner
 
+    def agree_on_reading(self, steps: Steps) -> None:
+        """Try every pair of members, and set ``unreadable`` on all alike; once. Collective.
+
+        On one machine it takes process_vm_readv(2), which containers, user namespaces and Yama may
+        refuse. Members read a random number of each other's: a process that has a peer's number in
+        another container is not taken for the peer.
+        """
+        # A step, too: a call that goes on repeats the steps that it has made, and no others.
+        if steps(lambda: self.unreadable) is not None:
+            return
+        if not self.mapped:
+            self.unreadable = "their directory of arrays is not mapped"
+            return
+        proof = steps(lambda: ctypes.create_string_buffer(os.urandom(_PROOF_BYTES), _PROOF_BYTES))
+        self.context._admit_readers()
+        words = f"{ctypes.addressof(proof)} {proof.raw.hex()}".encode()
+        told = steps(lambda: self.allgather("reading memory", words, steps.left))
+        why = steps(lambda: self._refusal(told))
+        # Nobody reads the proof any more once all have said how it went.
+        short = why.encode()[:_LONGEST]
+        verdicts = steps(lambda: self.allgather("reading memory, verdict", short, steps.left))
+        reasons = (word.decode(errors="replace") for word in verdicts if word)
+        self.unreadable = min(reasons, default="")
+        if self.unreadable and set(self.topology.routes.names) == {"shm"}:
+            log.info("arrays outside segments are staged: %s", self.unreadable)
+
+    def _refusal(self, told: list[bytes]) -> str:
+        """Return why this rank cannot read some member's memory, or ""."""
+        for member, words in enumerate(told):
+            if member == self.rank:
+                continue
+            address, proof = words.decode().split()
+            peer = self.ranks[member]
+            found, why = self.context._try_read(peer, int(address), _PROOF_BYTES)
+            if not why and found.hex() != proof:
+                why = f"rank {peer} has another process number here"
+            if why:
+                return why
+        return ""
+
     def delete(self) -> None:
         """Delete the group and its workspace of ``ctx.allreduce``; the world group stays.
 
@@ -240,3 +288,51 @@ class Group:
 
     def __repr__(self) -> str:
         return f"<Group {list(self.ranks)}>"
+
+
+class Steps:
+    """The collective steps of one call, such as making a handle.
+
+    After a Timeout or Ctrl-C the same call continues after the last finished step. Until it has,
+    any other such call of the group is refused: the other ranks would take it for this one.
+    """
+
+    def __init__(
+        self, unfinished: Unfinished, group: Group, call: Hashable, seconds: float
+    ) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._unfinished = unfinished
+        self._group = group
+        self._call = call
+        begun, self._done, inside = unfinished.get(group, (call, [], None))
+        if begun != call:
+            raise MismatchError(
+                f"{begun} timed out in {group}: call it again with the same arguments first"
+            )
+        self._at = 0
+        unfinished.pop(group, None)
+        if inside is not None:
+            unfinished[group] = inside
+
+    def __enter__(self) -> Steps:
+        return self
+
+    @property
+    def left(self) -> float:
+        """Seconds that remain for all steps."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def __call__(self, collective: Callable[[], T]) -> T:
+        """Do the next step, or return its result if it was done before."""
+        if self._at == len(self._done):
+            self._done.append(collective())
+        result: T = self._done[self._at]
+        self._at += 1
+        return result
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, (Timeout, KeyboardInterrupt)):
+            inside = self._unfinished.get(self._group)
+            self._unfinished[self._group] = self._call, self._done, inside
+        else:
+            self._unfinished.pop(self._group, None)

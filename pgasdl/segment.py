@@ -357,6 +357,7 @@ class SegmentTable:
         self._watchers: list[Callable[[], None]] = []
         self._places: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
         self._warned = False
+        self._limit = memory_limit()
         self.kept: dict[int, Segment] = {}
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -375,14 +376,14 @@ class SegmentTable:
     ) -> Segment:
         """Make a new segment of a group. Collective; see :meth:`Context.segment`."""
         segment = Segment(group, nbytes, notifications, timeout=timeout, table=self, device=device)
-        if device is None and nbytes > memory_limit():
+        if device is None and nbytes > self._limit:
             log.warning(
                 "rank %d: segment %d has %.1f GiB, this machine or cgroup %.1f: pages are taken as "
                 "they are touched, and the kernel kills who touches more than there are",
                 self._core.rank,
                 segment.id,
                 nbytes / _GIB,
-                memory_limit() / _GIB,
+                self._limit / _GIB,
             )
         segment.workspace = workspace
         self._add(segment)

@@ -10,17 +10,49 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
+
+import numpy as np
 
 from pgasdl import _native
-from pgasdl.collectives.group_allreduce import GroupAllreduce
-from pgasdl.collectives.operators import checked, kind_of, reduction_of
-from pgasdl.collectives.remote_read import agree_on_reading
-from pgasdl.collectives.state import CollectiveState, Steps
+from pgasdl._native import BufferAccess
+from pgasdl.buffers import Memory, aligned, memory_of
+from pgasdl.collectives.bound import (
+    Place,
+    checked,
+    choose,
+    kind_of,
+    on_gpu,
+    options_for,
+    reduction_of,
+    staged_bytes,
+    works_anywhere,
+)
+from pgasdl.collectives.pairwise import PairwiseCalls, notifications
+from pgasdl.collectives.policy import Choice
+from pgasdl.collectives.state import CollectiveState
+from pgasdl.collectives.workspace import (
+    COPIES,
+    MOST_BOUND,
+    REGION,
+    REGIONS,
+    STAGED,
+    AllreduceRequest,
+    Executions,
+    Workspace,
+)
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, MismatchError
-from pgasdl.group import Group
+from pgasdl.errors import BufferRefused, MismatchError, PlanError
+from pgasdl.group import Group, Steps
+from pgasdl.plans import PLANS, spec_of
+from pgasdl.plans.algorithms.blocks import ALIGN
 
+# Runs everywhere: by it ranks notice that others do not make the same workspace.
+_USUAL = "gdraa"
+# Pieces of an array on a GPU in one execution.
+_COPIED_AT_ONCE = 8
+# An array of the pool is faster in place from so many bytes on: each execution tells where it is.
+_LEAST_IN_POOL = 4096
 _Allreduce = TypeVar("_Allreduce", bound=Callable[..., Any])
 
 
@@ -28,6 +60,217 @@ def repeated(allreduce: _Allreduce) -> _Allreduce:
     """Decorate ``Context.allreduce``: a call that was made before does not come to it."""
     made: Any = _native.repeated(allreduce)
     return cast(_Allreduce, functools.wraps(allreduce)(made))
+
+
+class GroupAllreduce:
+    """The allreduces of one group, one after another: see :mod:`pgasdl.collectives.workspace`.
+
+    Pairwise collectives, if the group makes any, share their workspace and their numbers: a rank
+    that makes one is told of a rank that makes the other. How far a call is, and whether one was
+    interrupted, the core knows: native/python/allreduce_calls.
+    """
+
+    def __init__(
+        self, state: CollectiveState, group: Group, *, with_pairwise: bool = False
+    ) -> None:
+        self.group = group
+        self.pairwise: PairwiseCalls | None = None
+        self._with_pairwise = with_pairwise
+        self._state = state
+        self._workspaces: dict[int | None, Workspace] = {}
+        # Arrays that some rank had outside the pool, the same on all ranks: segments of the pool,
+        # bytes, elements.
+        self._outside: set[tuple[int, int, int]] = set()
+
+    def begin(self, timeout: float) -> Self:
+        """Make the workspace on the host. Collective."""
+        segments, group, too = self._state.segments, self.group, self._with_pairwise
+        first = notifications(group) if too else 0  # of the regions
+        flags = first + REGION * REGIONS
+        on_host = Workspace(segments, group, None, flags + group.size, timeout, with_pairwise=too)
+        self._workspaces[None] = on_host
+        self._numbers = numbers = _native.Numbering(
+            on_host.segment, 0, flags, exclusive=True, region=REGION
+        )
+        self.calls = calls = _native.AllreduceCalls(numbers)
+        self._executions = Executions(self._state, group, self._workspaces, numbers, calls, first)
+        if too:
+            inbox = on_host.pairwise_inbox
+            self.pairwise = PairwiseCalls(group, on_host.segment, inbox, numbers)
+        return self
+
+    def place(self, memory: Memory, plan: str | None) -> Place:
+        """Place the array of a call, whose members do not tell each other where their arrays lie.
+
+        An array in a segment lies there on all ranks. In the pool it may lie at another place on
+        each, or elsewhere: where the call chooses the plan, each member reduces a block on the
+        host, so that each sees where all lie. On a GPU nobody waits to see it.
+        """
+        state, group, named = self._state, self.group, plan is not None
+        if memory.device is not None and state.place_on(memory.device) is None:
+            return Place(memory, None)
+        segment, offset = state.segments.at(memory)
+        if segment is not None and not segment.pooled:
+            homes = ((segment, offset),) * group.size if group.mapped else ()
+            return Place(memory, memory.device, homes)
+        pool = state.segments.pooled(group) if group.mapped else []
+        if named or memory.device is not None:
+            in_pool = segment in pool and (named or memory.nbytes >= _LEAST_IN_POOL)
+        else:
+            in_pool = (
+                memory.nbytes >= _LEAST_IN_POOL
+                and memory.count >= ALIGN * group.size
+                and any(part.device == "cpu" for part in pool)
+                and (len(pool), memory.nbytes, memory.count) not in self._outside
+            )
+        return Place(memory, memory.device, pool=tuple(pool) if in_pool else ())
+
+    def require(self, place: Place, op: str, plan: str) -> None:
+        """Raise PlanError if a plan cannot run here, for the array of a call."""
+        kind, spec = kind_of(op), spec_of(plan)
+        if kind not in spec.kinds:
+            raise PlanError(f"plan {plan} offers {', '.join(spec.kinds)}, no {kind}")
+        if not spec.shares:
+            raise PlanError(
+                f"plan {plan} cannot share its inbox between arrays: use a handle, "
+                "ctx.allreduce_handle"
+            )
+        if place.by_host and spec.mapped:
+            raise PlanError(
+                f"plan {plan} cannot work on a copy in the workspace, which an array on a GPU "
+                "needs on this transport: use gdraa, or a handle"
+            )
+        if spec.works_on == "private" and place.on_gpu and not place.by_host:
+            raise PlanError(f"plan {plan} is for arrays of the host: use gdraa-direct, or a handle")
+        if spec.works_on == "private" and not works_anywhere(plan, self.group.members):
+            raise PlanError(
+                f"plan {plan} is for transports that map nothing and send from any memory: use "
+                "gdraa, or a handle"
+            )
+        place.access(plan, self.group)
+
+    def request(self, memory: Memory, op: str, plan: str | None) -> AllreduceRequest:
+        """Choose the plan of a call, and refuse one that cannot run here."""
+        place = self.place(memory, plan)
+        if plan is not None:
+            self.require(place, op, plan)
+        state, kind = self._state, kind_of(op)
+        choice, access = choose(state, self.group, kind, place, plan, shares=True)
+        request = AllreduceRequest(place, op, choice, access)
+        if plan is None and request.room != STAGED:  # a policy may have named it
+            self.require(place, op, choice.plan)
+        return request
+
+    def run(
+        self,
+        array: Any,
+        memory: Memory,
+        op: str,
+        plan: str | None,
+        limit: float,
+        stream: int | None,
+    ) -> None:
+        """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted.
+
+        ``stream`` : handle of the stream that orders it, of an array on a GPU
+        """
+        deadline = time.monotonic() + limit
+        self._numbers.enter("ctx.allreduce")
+        try:
+            while True:
+                self._notice_declined()
+                request = self.request(memory, op, plan)
+                if request.room not in self._workspaces:
+                    if stream is not None:
+                        _native.refuse_capture(on_gpu(memory), stream, "a collective")
+                    self._make_room(request, limit)
+                call = (memory.address, memory.nbytes, op, request.choice.plan, memory.count)
+                self.calls.admit(call)  # binding changes what must be the same on all ranks
+                parts = self._executions.parts(request)
+                if self.calls.make(array, memory.address, call, parts, limit, stream):
+                    break
+                limit = max(0.0, deadline - time.monotonic())
+            if parts and stream is None:
+                self.calls.remember(array, op, plan)
+        finally:
+            self._numbers.leave()
+
+    def _notice_declined(self) -> None:
+        """Look in the pool no more for arrays like that of a declined call, until it grows."""
+        declined = self.calls.take_declined()
+        if declined is None:
+            return
+        if len(self._outside) >= MOST_BOUND:
+            self._outside.clear()
+        pool = self._state.segments.pooled(self.group)
+        self._outside.add((len(pool), declined[1], declined[-1]))
+
+    def _make_room(self, request: AllreduceRequest, limit: float) -> None:
+        """Make the workspace for arrays on GPUs, in the first call that needs it. Collective.
+
+        An execution comes before it, by which a rank is noticed that has its array on the host.
+        """
+        state, group, place = self._state, self.group, request.place
+        memory, by_host = place.memory, place.by_host
+        call = (
+            f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {request.op}, "
+            f"{request.choice.plan}"
+        )
+        with Steps(state.unfinished, group, call, limit) as steps:
+            what = "making room for copies" if by_host else "making room on a GPU"
+            steps(lambda: self._agree(what, steps.left))
+            copied = staged = 0
+            if request.room == COPIES:  # several pieces, of which one is copied at a time
+                copied = aligned(_COPIED_AT_ONCE * state.gpu_piece)
+            elif by_host:
+                staged = PLANS[request.choice.plan].inbox_pieces * staged_bytes(state.gpu_piece)
+            room = steps(
+                lambda: Workspace(
+                    state.segments, group, place.device, 0, steps.left, copied, staged
+                )
+            )
+            if by_host:
+                room.segment.pin(memory.device)
+            self._workspaces[request.room] = room
+
+    def _agree(self, what: str, limit: float) -> None:
+        """Run an execution of our own, by which ranks notice that others do not do ``what``."""
+        scratch = np.zeros(1, np.float32)
+        place = Place(memory_of(scratch), None)
+        agreed = AllreduceRequest(place, "sum", Choice(_USUAL), BufferAccess.COPIED)
+        options = options_for(self.group, _USUAL, "float32")
+        self.calls.admit((what,))
+        parts = [(self._executions.execution(agreed, 1, options, what), scratch.nbytes)]
+        self.calls.make(scratch, place.memory.address, (what,), parts, limit, None)
+
+    def forget(self) -> None:
+        """Forget where arrays lie."""
+        self._executions.forget()
+
+    def close(self) -> None:
+        """Give up the executions and, unless peers may still write there, the workspaces."""
+        broken = self._numbers.under_way or self._numbers.failed
+        if self.pairwise is not None:
+            self.pairwise.close()
+        self._executions.close()
+        if self.group.mapped or not broken:
+            for workspace in self._workspaces.values():
+                workspace.segment.close()
+
+    def describe(self) -> str:
+        """One line."""
+        nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
+        n_bound, plans = len(self._executions), list(self._executions.regions)
+        if self.pairwise is not None:
+            n_bound += self.pairwise.n_bound
+            plans.append("pairwise")
+        read = self.group.unreadable
+        elsewhere = f"peers cannot read them ({read})" if read else "peers can read them"
+        return (
+            f"allreduce in {self.group}: {self.calls.number} executions, "
+            f"{n_bound} signatures, plans {', '.join(plans) or 'none'}; "
+            f"workspace {nbytes} bytes; arrays outside segments: {elsewhere}"
+        )
 
 
 class Allreduces:
@@ -65,11 +308,11 @@ class Allreduces:
             raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
         handle = None if memory.device is None else stream_handle(stream, memory.device)
         made = known or GroupAllreduce(self._state, group)
-        if known is None or handle is not None:  # what is refused is so before anything is made
-            request = made.request(memory, op, plan)
-            if memory.device is not None and handle is not None and not made.has_room(request):
-                _native.refuse_capture(memory.device, handle, "a collective")
-        if known is None:
+        if known is None:  # what is refused is so before anything is made
+            if plan is not None:
+                made.require(made.place(memory, plan), op, plan)
+            if handle is not None:
+                _native.refuse_capture(on_gpu(memory), handle, "a collective")
             call = (
                 f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, plan {plan}"
             )
@@ -97,7 +340,7 @@ class Allreduces:
         try:
             if group not in self._groups:
                 with Steps(self._state.unfinished, group, call, limit) as steps:
-                    agree_on_reading(group, steps)
+                    group.agree_on_reading(steps)
                     made = steps(lambda: made.begin(steps.left))
                 self._groups[group] = made
                 if group is self._world:

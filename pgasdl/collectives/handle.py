@@ -8,19 +8,27 @@ from typing import Any, Self
 from pgasdl import _native
 from pgasdl._native import BufferAccess
 from pgasdl.buffers import ALIGNMENT, Memory, aligned, memory_of
-from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
-from pgasdl.collectives.operators import checked
-from pgasdl.collectives.placement import Place, agreed_homes, staged_by_gpus
-from pgasdl.collectives.policy import Choice
-from pgasdl.collectives.remote_read import agree_on_reading
-from pgasdl.collectives.selection import select
-from pgasdl.collectives.state import CollectiveState, Steps
+from pgasdl.collectives.bound import (
+    ArrayAccess,
+    Home,
+    Place,
+    PlanBuffer,
+    Tags,
+    bind,
+    build,
+    checked,
+    choose,
+    on_gpu,
+    options_for,
+    select,
+)
+from pgasdl.collectives.state import CollectiveState
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
-from pgasdl.group import Group
+from pgasdl.group import Group, Steps
 from pgasdl.plans import KINDS, spec_of
-from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
+from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.plans.plan import ROOTED
 
 
@@ -92,9 +100,10 @@ class Collective:
         limit = self.context._seconds(timeout)
         # Errors are raised before the first collective step.
         if plan is not None:
-            self._build(plan, options)
+            self._build(plan, options, BufferAccess.COPIED)
         elif kind in ROOTED:
-            self._build(select(state.policy, group, kind, 0, in_place=False).plan, options)
+            usual = select(state.policy, group, kind, 0, in_place=False)
+            self._build(usual.plan, options, BufferAccess.COPIED)
         with Steps(state.unfinished, group, self._call(plan, options), limit) as steps:
             self._make(steps, plan, options)
 
@@ -104,35 +113,22 @@ class Collective:
             f"{self._memory.nbytes} bytes at {self._memory.address:#x}"
         )
 
-    def _build(self, plan: str, options: dict[str, Any], *, staged: bool = False) -> ArrayPlan:
+    def _build(self, plan: str, options: dict[str, Any], access: BufferAccess) -> ArrayPlan:
         group, memory = self.group, self._memory
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
-        pieces: tuple[int, ...] = (memory.count,)
-        if self._by_host and not staged:  # it is copied from a GPU in pieces, and back
-            piece = self._state.gpu_piece // memory.dtype.itemsize
-            pieces = pieces_of(spec_of(plan), self.kind, memory.count, piece)
-        chosen = {**here, **options}
-        return build_array(plan, group.rank, group.members, pieces, kind=self.kind, **chosen)
+        copied = self._by_host and access == BufferAccess.COPIED  # in pieces from a GPU, and back
+        piece = self._state.gpu_piece // memory.dtype.itemsize if copied else 0
+        return build(group, plan, self.kind, memory.count, {**here, **options}, piece)
 
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
         state, group, memory = self._state, self.group, self._memory
-        dtype = memory.native_dtype
         signature = self._signature(plan, options)
-        what = f"collective {signature}"
-        homes = agreed_homes(state, group, memory, steps, what)
-        place = Place(memory, self._device, homes, told=True)
+        place = self._place(steps, f"collective {signature}")
         if not place.reached and (plan is None or spec_of(plan).works_on == "readable"):
-            agree_on_reading(group, steps)
-            place = replace(place, readable=group.unreadable == "")
-        staged = None
-        if plan is None and place.by_host:
-            item = memory.dtype.itemsize
-            staged = staged_by_gpus(group, self.kind, memory.nbytes, item, state.gpu_piece)
-        choice = Choice(plan) if plan else staged or self._select(place)
+            group.agree_on_reading(steps)
+        choice, how = choose(state, group, self.kind, place, plan)
         self.plan = choice.plan
-        how = BufferAccess.REBASED if staged else place.access(self.plan, group)
-        chosen = {**dict(choice.options), **options}
-        built = self._build(self.plan, chosen, staged=staged is not None)
+        built = self._build(self.plan, {**dict(choice.options), **options}, how)
         shape = built.first
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
         looked_up = how == BufferAccess.REBASED and spec_of(self.plan).works_on == "readable"
@@ -140,7 +136,7 @@ class Collective:
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
         entry = aligned(self.inbox_bytes)  # of a directory
-        self._segment = steps(
+        self._segment = segment = steps(
             lambda: state.segments.make(
                 group,
                 entry + ALIGNMENT if looked_up else self.inbox_bytes,
@@ -150,27 +146,48 @@ class Collective:
                 workspace=True,
             )
         )
-        self._segment.prefault()
+        segment.prefault()
         if place.by_host:
-            self._segment.pin(memory.device)
-        self._pooled = bool(homes) and homes[group.rank][0].pooled
-        directory = _native.Directory(self._segment, entry, []) if looked_up else None
-        data = place.data(how, group, memory.nbytes, (self._segment, 0), directory)
+            segment.pin(memory.device)
+        self._pooled = bool(place.homes) and place.homes[group.rank][0].pooled
+        directory = _native.Directory(segment, entry, []) if looked_up else None
+        data = place.data(how, group, memory.nbytes, (segment, 0), directory)
         source = self._given.address
         if source != memory.address:
             how = BufferAccess.COPIED
-        device = -1 if memory.device is None else memory.device
-        numbers = _native.Numbering(self._segment, 0, shape.notifications)
+        numbers = _native.Numbering(segment, 0, shape.notifications)
         self._execution = bind(
             group,
             built,
-            {"data": data, "inbox": PlanBuffer(self._segment, copied, dtype)},
+            {"data": data, "inbox": PlanBuffer(segment, copied, memory.native_dtype)},
             Tags(numbers, 0, f"{signature} {self.plan}"),
-            ArrayAccess(how, source, memory.address, memory.nbytes, device),
+            ArrayAccess(how, source, memory.address, memory.nbytes, on_gpu(memory)),
             self._reduction,
         )
         if memory.device is None:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
+
+    def _place(self, steps: Steps, what: str) -> Place:
+        """Place the array, by what members tell each other; all must make the same. Collective."""
+        segments, group = self._state.segments, self.group
+        memory, device = self._memory, self._device
+        segment, offset = (None, 0) if self._by_host else segments.at(memory)
+        mine = b"" if segment is None else f"{segment.id} {offset}".encode()
+        segment, places = steps(lambda: (segment, group.allgather(what, mine, steps.left)))
+        if segment is None or not all(places):
+            return Place(memory, device, told=True)
+        ids, offsets = zip(*(map(int, place.split()) for place in places), strict=True)
+        if set(ids) == {segment.id}:
+            return Place(memory, device, tuple((segment, at) for at in offsets), told=True)
+
+        def agree() -> tuple[Home, ...]:
+            found = tuple((segments.of(id_), at) for id_, at in zip(ids, offsets, strict=True))
+            known = tuple((home, at) for home, at in found if home is not None)
+            verdict = b"known" if len(known) == group.size else b""
+            verdicts = group.allgather(f"{what}, places", verdict, steps.left)
+            return known if all(verdicts) else ()
+
+        return Place(memory, device, steps(agree), told=True)
 
     def _signature(self, plan: str | None, options: dict[str, int]) -> str:
         """Name what all members must make."""
@@ -181,12 +198,6 @@ class Collective:
             works_on = f"copied from a GPU in pieces of {self._state.gpu_piece} bytes: "
         what = self.kind if self._reduction == "sum" else self._reduction
         return f"{works_on}{memory.native_dtype} x {memory.count} {what} {wanted}"
-
-    def _select(self, place: Place) -> Choice:
-        """Choose the plan."""
-        policy, nbytes = self._state.policy, place.memory.nbytes
-        where = {"in_place": place.reached, "on_gpu": place.on_gpu, "readable": place.readable}
-        return select(policy, self.group, self.kind, nbytes, **where)
 
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it: :meth:`start` and :meth:`wait` in one call.

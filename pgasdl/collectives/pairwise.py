@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NamedTuple
 
 from pgasdl import _native
 from pgasdl.buffers import DTYPES
-from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, piece_bytes
+from pgasdl.collectives.bound import ArrayAccess, PlanBuffer, Tags, bind, piece_bytes
 from pgasdl.group import Group
 from pgasdl.plans import Plan
-from pgasdl.plans.algorithms import pairwise
+from pgasdl.plans.algorithms import pairwise, remap
 from pgasdl.plans.algorithms.pairwise import Blocks
+from pgasdl.plans.algorithms.remap import Moves
 from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.segment import Segment
 
@@ -29,20 +30,24 @@ _MOST_BOUND = 256
 _REBASED = ArrayAccess(_native.BufferAccess.REBASED)
 
 
+class BoundPairs(NamedTuple):
+    """What makes a collective: ``execution.run_at(owner, addresses)``, part by part.
+
+    ``what`` : the description's, for messages
+    ``parts`` : executions, and the bytes of each block that lie before theirs
+    """
+
+    what: str
+    parts: list[tuple[_native.Execution, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """One collective, as a rank sees it, wherever its arrays lie.
 
-    Attributes
-    ----------
-    what : str
-        All ranks must agree on it.
-    dtype : str
-        One of the core's numbers, or "bytes".
-    blocks : Blocks
-        In elements of it.
-    reduction : str, default "sum"
-        How elements are reduced; or "min", "max" or "prod".
+    ``what`` : all ranks must agree on it
+    ``dtype`` : of the elements of ``blocks``: one of the core's numbers, or "bytes"
+    ``reduction`` : how elements are reduced; or "min", "max" or "prod"
     """
 
     what: str
@@ -52,44 +57,65 @@ class Pairs:
 
     def bind(self, calls: PairwiseCalls) -> BoundPairs:
         """Return what makes it."""
-        item = item_bytes(self.dtype)
-        longest, part = self.blocks.longest, MOST * calls.piece(item)
+        group, blocks, item = calls.group, self.blocks, item_bytes(self.dtype)
+        piece = calls.piece(item)
+        longest, part = blocks.longest, MOST * piece
+        how = blocks.same, blocks.reduces, blocks.scale, self.reduction
         made: dict[Blocks, _native.Execution] = {}
         parts = []
         for begin in range(0, longest, part):
-            blocks = _cut(self.blocks, begin, part) if longest > part else self.blocks
-            if blocks not in made:
-                made[blocks] = self._execution(calls, blocks, item)
-            parts.append((made[blocks], begin * item))
+            cut = _cut(blocks, begin, part) if longest > part else blocks
+            if cut not in made:
+                plan = pairwise.build(group.rank, cut, piece=piece, most=MOST, mapped=group.mapped)
+                dtypes = dict.fromkeys(plan.buffers, self.dtype)
+                # Equal on all ranks; what they have for each other may differ.
+                signature = str((self.what, self.dtype, cut.longest, *how))
+                made[cut] = calls.execution(plan, dtypes, signature, self.reduction)
+            parts.append((made[cut], begin * item))
         return BoundPairs(self.what, parts)
-
-    def _execution(self, calls: PairwiseCalls, blocks: Blocks, item: int) -> _native.Execution:
-        group = calls.group
-        plan = pairwise.build(
-            group.rank, blocks, piece=calls.piece(item), most=MOST, mapped=group.mapped
-        )
-        # Equal on all ranks; what they have for each other may differ.
-        how = blocks.same, blocks.reduces, blocks.scale, self.reduction
-        signature = str((self.what, self.dtype, blocks.longest, *how))
-        return calls.execution(
-            plan, dict.fromkeys(plan.buffers, self.dtype), signature, self.reduction
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPairs:
-    """What makes a collective: ``execution.run_at(owner, addresses)``, part by part.
+class Remap:
+    """A matrix's blocks, wherever they lie, come to where another layout wants them.
 
-    Attributes
-    ----------
-    what : str
-        The description's, for messages.
-    parts : list[tuple[Execution, int]]
-        Executions, and the bytes of each block that lie before theirs.
+    ``what`` : tells the layouts; all ranks must agree on it
+    ``moves`` : what this rank sends and receives
+    ``source``, ``target`` : the core's names of the dtypes
     """
 
     what: str
-    parts: list[tuple[_native.Execution, int]]
+    moves: Moves
+    source: str
+    target: str
+
+    @property
+    def wire(self) -> str:
+        """The dtype that travels: the narrower one."""
+        return self.target if self.narrows else self.source
+
+    @property
+    def narrows(self) -> bool:
+        """The result has a narrower dtype than what there was."""
+        return item_bytes(self.target) < item_bytes(self.source)
+
+    def bind(self, calls: PairwiseCalls) -> BoundPairs:
+        """Return what makes it; its addresses are those of ``data`` and ``result``, and 0."""
+        group, moves = calls.group, self.moves
+        piece = calls.piece(item_bytes(self.wire))
+        how: dict[str, Any] = {
+            "piece": piece,
+            "most": MOST,
+            "mapped": group.mapped,
+            "narrows": self.narrows,
+        }
+        parts = []
+        for begin in range(0, max(1, moves.longest), MOST * piece):
+            plan = remap.build(group.rank, moves, begin=begin, **how)
+            dtypes = dict(zip(plan.buffers, (self.source, self.target, self.wire), strict=True))
+            signature = str((self.what, self.source, self.target, begin))
+            parts.append((calls.execution(plan, dtypes, signature), 0))
+        return BoundPairs(self.what, parts)
 
 
 def item_bytes(dtype: str) -> int:
@@ -112,25 +138,11 @@ def notifications(group: Group) -> int:
     return pairwise.notifications(group.size, MOST)
 
 
-class Bindable(Protocol):
-    """A collective that can be bound."""
-
-    def bind(self, calls: PairwiseCalls) -> BoundPairs:
-        """Return what makes it."""
-        ...
-
-
 class PairwiseCalls:
     """The pairwise collectives of a group.
 
-    Parameters
-    ----------
-    segment : Segment
-        Where the inbox is.
-    inbox : int
-        Where it begins.
-    numbers : Numbering
-        Numbers the group's executions. The first notifications are these collectives'.
+    ``inbox`` : where in the segment it begins
+    ``numbers`` : numbers the group's executions; the first notifications are these collectives'
     """
 
     def __init__(
@@ -150,18 +162,11 @@ class PairwiseCalls:
         """Return the elements of a piece, of so many bytes each."""
         return self._piece // item
 
-    def bound(self, key: Hashable, describe: Callable[[], Bindable]) -> BoundPairs:
+    def bound(self, key: Hashable, describe: Callable[[], Pairs | Remap]) -> BoundPairs:
         """Return what makes a collective, bound at its first use.
 
         Its addresses are those of the plan's buffers but for the inbox, 0 where there is none,
-        and 0.
-
-        Parameters
-        ----------
-        key : Hashable
-            Tells it from all others of this rank.
-        describe : Callable[[], Bindable]
-            Describes it.
+        and 0. The key tells it from all others of this rank.
         """
         found = self._bound.get(key)
         if found is None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from pgasdl import _native
 from pgasdl.collectives.policy import Policy
 from pgasdl.counters import LayerTimes
-from pgasdl.errors import MismatchError, PlanError, Timeout
-from pgasdl.group import Group
+from pgasdl.errors import PlanError
+from pgasdl.group import Group, Unfinished
 from pgasdl.segment import SegmentTable
-
-T = TypeVar("T")
-# By group: a call, its steps' results, and the same of an interrupted call inside it.
-Unfinished = dict[Group, tuple[Hashable, list[Any], Any]]
 
 
 class Server(Protocol):
@@ -127,51 +122,3 @@ class AnswerCalls:
         while (call := _native.take_call(state.core)) is not None:
             if not any(server.serve(call) for server in state.servers):
                 raise PlanError(f"nobody answers a call of {call.hook!r}")
-
-
-class Steps:
-    """The collective steps of one call, such as making a handle.
-
-    After a Timeout or Ctrl-C the same call continues after the last finished step. Until it has,
-    any other such call of the group is refused: the other ranks would take it for this one.
-    """
-
-    def __init__(
-        self, unfinished: Unfinished, group: Group, call: Hashable, seconds: float
-    ) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._unfinished = unfinished
-        self._group = group
-        self._call = call
-        begun, self._done, inside = unfinished.get(group, (call, [], None))
-        if begun != call:
-            raise MismatchError(
-                f"{begun} timed out in {group}: call it again with the same arguments first"
-            )
-        self._at = 0
-        unfinished.pop(group, None)
-        if inside is not None:
-            unfinished[group] = inside
-
-    def __enter__(self) -> Steps:
-        return self
-
-    @property
-    def left(self) -> float:
-        """Seconds that remain for all steps."""
-        return max(0.0, self._deadline - time.monotonic())
-
-    def __call__(self, collective: Callable[[], T]) -> T:
-        """Do the next step, or return its result if it was done before."""
-        if self._at == len(self._done):
-            self._done.append(collective())
-        result: T = self._done[self._at]
-        self._at += 1
-        return result
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, (Timeout, KeyboardInterrupt)):
-            inside = self._unfinished.get(self._group)
-            self._unfinished[self._group] = self._call, self._done, inside
-        else:
-            self._unfinished.pop(self._group, None)

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pgasdl import _native
-from pgasdl.collectives.pairwise import PairwiseCalls, inbox_bytes, notifications
-from pgasdl.collectives.remap import Remap
-from pgasdl.collectives.state import Steps
+from pgasdl.collectives.pairwise import PairwiseCalls, Remap, inbox_bytes, notifications
 from pgasdl.errors import LayoutError, MismatchError, PlanError
-from pgasdl.group import Group
+from pgasdl.group import Group, Steps
 from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
 from pgasdl.matrix.homes import find_homes

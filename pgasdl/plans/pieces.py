@@ -19,6 +19,7 @@ from pgasdl.plans.plan import (
     ROOTED,
     Call,
     Copy,
+    Flush,
     Members,
     Plan,
     PlanSpec,
@@ -30,6 +31,12 @@ from pgasdl.plans.plan import (
 )
 from pgasdl.plans.registry import build, spec_of
 
+# A plan in the core's form.
+CoreSpan = tuple[int, int, int]
+CoreStep = tuple[
+    str, list[CoreSpan], list[CoreSpan], int, int, int, float, str, tuple[int, int, int]
+]
+Lowered = tuple[str, int, int, int, list[tuple[str, int]], list[list[CoreStep]]]
 # Every piece takes notifications of its own.
 MOST_PIECES = 16
 # Kinds that treat each element alike, wherever it lies.
@@ -111,6 +118,21 @@ def build_array(
     return ArrayPlan(tuple(joined), tuple(pieces), lanes)
 
 
+def inbox_of(
+    name: str, members: Members, pieces: Sequence[int], *, kind: str = "average", **options: Any
+) -> int:
+    """Return the elements of the buffer ``inbox``, in an exchange; as for :func:`build_array`.
+
+    Without the plan, unless its row does not say: that of a user may not.
+    """
+    if (inbox := spec_of(name).inbox) is None:
+        plan = build_array(name, 0, members, pieces, kind=kind, **options).first
+        return plan.buffers.get("inbox", 0)
+    if options.get("root") in members.order:
+        options["root"] = members.order.index(options["root"])
+    return sum(inbox(members.size, n, **options) for n in pieces if n and members.size > 1)
+
+
 def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
     """Return the plan with rank ``order[r]`` in the place of rank r; (): the plan itself."""
     if not order:
@@ -185,3 +207,40 @@ def _mover(at: dict[str, int], flags: int) -> Callable[[Step], Step]:
         return step
 
     return moved
+
+
+def lowered(plan: Plan) -> Lowered:
+    """Lower a plan to the core's form: buffers by number, -1 for "none" and "my own"."""
+    numbers = {name: number for number, name in enumerate(plan.buffers)}
+
+    def span(of: Span) -> CoreSpan:
+        return numbers[of.buffer], of.offset, -1 if of.rank is None else of.rank
+
+    def step(of: Step) -> CoreStep:
+        targets: list[CoreSpan] = []
+        sources: list[CoreSpan] = []
+        n, peer, flag, scale, hook, rows = 0, -1, -1, 1.0, "", (1, 0, 0)
+        match of:
+            case Put(src, n, peer, dst, notify):
+                kind, flag = "put", -1 if notify is None else notify
+                targets, sources = ([span(dst)], [span(src)]) if n > 0 else ([], [])
+            case Wait(flag, owing):
+                kind, peer = "wait", -1 if owing is None else owing
+            case Reduce(dsts, srcs, n, scale):
+                kind, targets, sources = "reduce", list(map(span, dsts)), list(map(span, srcs))
+            case Copy(dst, src, n, number, dst_step, src_step):
+                kind, targets, sources = "copy", [span(dst)], [span(src)]
+                rows = number, dst_step, src_step
+                if number == 1 or dst_step == src_step == n:  # one run of elements
+                    kind, n, rows = "reduce", of.total, (1, 0, 0)
+            case Call(hook, at, n):
+                kind, targets = "call", [span(at)]
+            case Flush():
+                kind = "flush"
+            case _:
+                raise PlanError(f"plan {plan.name}: no step {of!r}")
+        return kind, targets, sources, n, peer, flag, scale, hook, rows
+
+    lanes = [[step(of) for of in lane] for lane in plan.lanes]
+    buffers = list(plan.buffers.items())
+    return plan.name, plan.rank, plan.size, plan.notifications, buffers, lanes

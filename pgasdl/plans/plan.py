@@ -304,6 +304,12 @@ def always(case: Case) -> bool:
     return True
 
 
+def no_inbox(size: int, count: int) -> int:
+    """Return 0: the plan has no inbox."""
+    del size, count
+    return 0
+
+
 def no_options(members: Members, piece: int) -> dict[str, Any]:
     """Return no options: the plan's defaults serve all ranks."""
     del members, piece
@@ -364,6 +370,9 @@ class PlanSpec:
     longest : Callable[[int, int, int], int], optional
         ``longest(piece, size, notifications)``: elements of one execution with so many
         notifications, where ``piece`` is its option; None: it does not work in pieces.
+    inbox : Callable[..., int], optional
+        ``inbox(size, count, **options)``: elements of ``inbox`` in the kinds average and sum, for
+        count > 0 and several ranks, the same on all; None: whoever asks has to build the plan.
     """
 
     name: str
@@ -383,6 +392,7 @@ class PlanSpec:
     tuned: Callable[[Case], dict[str, Any]] = not_tuned
     inbox_pieces: int = 0
     longest: Callable[[int, int, int], int] | None = None
+    inbox: Callable[..., int] | None = None
 
 
 def is_wire(buffer: str) -> bool:

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from pgasdl import _native
 from pgasdl.buffers import Memory, as_numpy_dtype
-from pgasdl.collectives.state import Steps
 from pgasdl.context import Context, current
 from pgasdl.device.names import ordinal_of
 from pgasdl.errors import (
@@ -40,7 +39,7 @@ from pgasdl.errors import (
     Timeout,
     UnavailableError,
 )
-from pgasdl.group import Group
+from pgasdl.group import Group, Steps
 from pgasdl.segment import Segment
 from pgasdl.torch import streams
 from pgasdl.torch.members import Members, index_of, members_of, own_context

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pgasdl.buffers import memory_of
-from pgasdl.collectives.state import Steps
 from pgasdl.errors import (
     BufferRefused,
     ClosedError,
@@ -23,6 +22,7 @@ from pgasdl.errors import (
     Timeout,
     UnavailableError,
 )
+from pgasdl.group import Steps
 from pgasdl.torch import streams
 from pgasdl.torch.members import Members, index_of, members_of
 from pgasdl.torch.puts import STAGING_BYTES, Finish, Puts

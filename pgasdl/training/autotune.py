@@ -24,10 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pgasdl import _native
-from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.errors import PlanError
-from pgasdl.group import Group
+from pgasdl.group import Group, Steps
 from pgasdl.plans import PLANS
 from pgasdl.training.layout import Bucket, lay_out
 from pgasdl.training.setup import Setup

@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import native_dtype
-from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.counters import LayerTimes
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, ConfigError, PeerLost, PlanError, UnavailableError
-from pgasdl.group import Group
+from pgasdl.group import Group, Steps
 from pgasdl.plans import EXCHANGES
 from pgasdl.plans.plan import ROOTED
 from pgasdl.segment import Segment

@@ -14,9 +14,8 @@ import numpy as np
 from pgasdl import _native
 from pgasdl.buffers import aligned, as_numpy_dtype, native_dtype
 from pgasdl.collectives.policy import Choice
-from pgasdl.collectives.state import Steps
 from pgasdl.errors import BufferRefused, MismatchError
-from pgasdl.group import Group
+from pgasdl.group import Group, Steps
 
 # Fingerprints of layers in one message of a group.
 _PRINTS = 200

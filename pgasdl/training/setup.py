@@ -8,23 +8,25 @@ from typing import Any
 
 from pgasdl import _native
 from pgasdl.buffers import aligned, as_numpy_dtype
-from pgasdl.collectives.binding import (
+from pgasdl.collectives.bound import (
     IN_PLACE,
     ArrayAccess,
     PlanBuffer,
     Tags,
+    able,
     bind,
+    build,
     options_for,
+    require_mapped,
+    select,
+    staged_by_gpus,
 )
-from pgasdl.collectives.placement import staged_by_gpus
 from pgasdl.collectives.policy import Choice
-from pgasdl.collectives.selection import select_candidates
-from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
-from pgasdl.errors import BufferRefused
-from pgasdl.group import Group
-from pgasdl.plans import Plan, spec_of
-from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
+from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.group import Group, Steps
+from pgasdl.plans import Case, Plan
+from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket, Layer
@@ -103,18 +105,23 @@ class Setup:
         return self.context.state.place_on(self.device)
 
     def choices(self, bucket: Bucket, asked: Sequence[str]) -> list[Choice]:
-        """Return the plan of a bucket, or those that were asked for by name."""
+        """Return the plan of a bucket, or those that were asked for by name.
+
+        PlanError: there is no such plan, or it cannot run here.
+        """
+        group, kind, nbytes = self.group, self.kind, bucket.nbytes
+        where = {"wire": self.wire is not None, "on_gpu": self.device is not None}
         if not asked and (staged := self.staged(bucket)):
             return [staged]
-        return select_candidates(
-            self.context.policy,
-            self.group,
-            self.kind,
-            bucket.nbytes,
-            asked,
-            wire=self.wire is not None,
-            on_gpu=self.device is not None,
-        )
+        if not asked:
+            policy = self.context.policy
+            return [select(policy, group, kind, nbytes, in_place=True, phases=False, **where)]
+        case = Case(group.members, kind, nbytes, in_segments=True, **where)
+        for plan in asked:
+            require_mapped(plan, group)
+            if len(asked) > 1 and not able(plan, case):
+                raise PlanError(f"plan {plan} is no candidate for kind {kind!r} here")
+        return [Choice(plan) for plan in asked]
 
     def staged(self, bucket: Bucket) -> Choice | None:
         """Return the plan by which GPUs stage a bucket on the host, if they do."""
@@ -146,13 +153,8 @@ class Setup:
                     chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
                 chosen["wire"] = wire
                 copied = self.by_host and choice != self.staged(bucket)
-                pieces: tuple[int, ...] = (bucket.count,)
-                if copied:  # there and back
-                    piece = self.context.state.gpu_piece // bucket.item
-                    pieces = pieces_of(spec_of(choice.plan), self.kind, bucket.count, piece)
-                plan = build_array(
-                    choice.plan, group.rank, group.members, pieces, kind=self.kind, **chosen
-                )
+                piece = self.context.state.gpu_piece // bucket.item if copied else 0
+                plan = build(group, choice.plan, self.kind, bucket.count, chosen, piece)
                 found.append(Part(bucket, plan, copied))
         return found
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import full
 
+from pgasdl.collectives.bound import automatic
 from pgasdl.collectives.policy import Choice, Policy
-from pgasdl.collectives.selection import automatic
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, Case, Members, Plan, Put, build, build_all
 from pgasdl.plans.algorithms.gdraa_nodes import SPEC

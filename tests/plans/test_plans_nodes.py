@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgasdl.collectives.selection import automatic
+from pgasdl.collectives.bound import automatic
 from pgasdl.plans import EXCHANGES, PLANS, Case, Members, Plan, Put, build, build_all
 from pgasdl.plans.algorithms.hierarchy import BANDWIDTH, LATENCY, STARTUP
 from pgasdl.plans.cost import Model, Pair, bytes_of, predict

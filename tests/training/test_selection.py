@@ -11,8 +11,7 @@ import pytest
 from support.launcher import run
 
 from pgasdl import Context, GradientExchange, loopback
-from pgasdl.collectives.selection import select
-from pgasdl.group import Group
+from pgasdl.collectives.bound import select
 from pgasdl.plans import PLANS, Members, blocks, register
 from pgasdl.topology import Topology
 
@@ -121,14 +120,12 @@ def test_a_plan_works_where_its_row_says(name: str) -> None:
         del PLANS["mine"]
 
 
-def test_few_bytes_in_segments_are_staged_where_ranks_share_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_bytes_in_segments_are_staged_where_ranks_share_cores() -> None:
     """A policy that names another plan goes first; exchanges, without phases, load in place."""
     members = Members(4, 4, mapped=True, oversubscribed=True)
-    monkeypatch.setattr(Group, "members", members)
 
     def program(ctx: Context) -> list[str]:
+        ctx.world.members = members
         sizes = 8, 4092, 4096
         found = [select(ctx.policy, ctx.world, "sum", n, in_place=True).plan for n in sizes]
         on_gpu = select(ctx.policy, ctx.world, "sum", 8, in_place=True, on_gpu=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pgasdl.collectives.state import Steps, Unfinished
 from pgasdl.errors import MismatchError, Timeout
+from pgasdl.group import Steps, Unfinished
 
 
 def test_a_call_inside_another_one_goes_on_where_it_was() -> None:

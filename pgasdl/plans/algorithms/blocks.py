@@ -68,6 +68,15 @@ def padded(count: int, align: int = ALIGN) -> int:
     return -(-count // align) * align
 
 
+def block_slots(size: int, count: int) -> int:
+    """Return the elements of an inbox with a slot for a block of each other rank.
+
+    >>> block_slots(3, 100)
+    96
+    """
+    return (size - 1) * padded(edge(count, size, 1))
+
+
 def peers_after(rank: int, size: int) -> list[int]:
     """List the other ranks, starting behind ``rank``: each rank sends to another one first.
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.shapes import Chain
-from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, slots_of, tree_plan
 from pgasdl.plans.plan import Plan, PlanSpec
 
 
@@ -50,6 +50,11 @@ def build(
     return tree_plan(view, Chain(size), numbering(view, root), chunks)
 
 
+def _inbox(size: int, count: int, root: int = 0, chunks: int = 0) -> int:
+    del root, chunks
+    return slots_of(Chain(size), count)
+
+
 SPEC = PlanSpec(
     "chain",
     build,
@@ -60,4 +65,5 @@ SPEC = PlanSpec(
     tuned=tuned("chain"),
     shares=True,
     by_element=True,
+    inbox=_inbox,
 )

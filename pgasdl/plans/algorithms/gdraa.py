@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.algorithms.blocks import blocks, flag, flushed, padded, peers_after
+from pgasdl.plans.algorithms.blocks import block_slots, blocks, flag, flushed, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait, always
 
@@ -64,7 +64,7 @@ def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool
     if view.idle:
         return view.plan()
     exchange = _Exchange(view)
-    inbox = 0 if kind == "all-gather" else (size - 1) * exchange.slot
+    inbox = 0 if kind == "all-gather" else block_slots(size, count)
     return view.plan([exchange.steps()], 2 * size, inbox)
 
 
@@ -166,4 +166,5 @@ SPEC = PlanSpec(
     suits=always,
     shares=True,
     by_element=True,
+    inbox=block_slots,
 )

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import blocks, flag, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait, always
+from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait, always, no_inbox
 
 
 def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool = False) -> Plan:
@@ -96,4 +96,5 @@ SPEC = PlanSpec(
     suits=always,
     shares=True,
     by_element=True,
+    inbox=no_inbox,
 )

@@ -72,7 +72,7 @@ from typing import Any
 
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms import node_blocks
-from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
+from pgasdl.plans.algorithms.blocks import blocks, edge, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import (
     EXCHANGES,
@@ -139,6 +139,20 @@ def _blocks_for(size: int, group_size: Sizes) -> int:
     return least * max(1, min(max(each) // least, (size - 1) // (len(each) - 1)))
 
 
+def _inbox(
+    size: int, count: int, group_size: Sizes = 4, direct: int = 0, order: Sizes = ()
+) -> tuple[int, int]:
+    """Return the elements of the slots for blocks of the own node, and those of all slots."""
+    del order
+    sizes, nodes = set(lengths(size, group_size)), len(begins(size, group_size)) - 1
+    q = _blocks_for(size, group_size)
+    first = edge(count, q, 1)
+    # Each holder numbers the slots of its blocks from 0.
+    inside = 0 if direct else max(-(-q // n) * (n - 1) for n in sizes)
+    across = max(-(-q // n) for n in sizes) * (nodes - 1) * padded(edge(first, nodes, 1))
+    return inside * padded(first), inside * padded(first) + across
+
+
 class _Node:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
@@ -153,14 +167,11 @@ class _Node:
         self.place = view.rank - self.ranks.start
         self.mates = [self.ranks[place] for place in peers_after(self.place, len(self.ranks))]
         self.blocks = blocks(view.count, self.q)
-        # Each holder numbers the slots of its blocks from 0.
         held = {n: -(-self.q // n) for n in sizes}
         self.parts = [blocks(n, self.nodes) for _, n in self.blocks]
         self.block_slot = padded(self.blocks[0][1])
         self.sub_slot = padded(self.parts[0][0][1])
-        inside = 0 if direct else max(held[n] * (n - 1) for n in sizes)
-        self.across = inside * self.block_slot
-        self.inbox = self.across + max(held.values()) * (self.nodes - 1) * self.sub_slot
+        self.across, self.inbox = _inbox(view.size, view.count, group_size, direct)
         self.first_across = max(held[n] * n for n in sizes)
         self.first_done = self.first_across + max(held.values()) * 2 * self.nodes
         self.notifications = self.first_done + self.q
@@ -350,4 +361,5 @@ SPEC = PlanSpec(
     options_of=_options_of,
     shares=True,
     by_element=True,
+    inbox=lambda *args, **options: _inbox(*args, **options)[1],
 )

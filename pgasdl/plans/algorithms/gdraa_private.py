@@ -42,7 +42,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.algorithms.blocks import ALIGN, blocks, equal_pieces, padded, peers_after
+from pgasdl.plans.algorithms.blocks import (
+    ALIGN,
+    block_slots,
+    blocks,
+    equal_pieces,
+    padded,
+    peers_after,
+)
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Case, Flush, Members, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
@@ -69,7 +76,15 @@ def build(
     if view.idle:
         return view.plan()
     exchange = _Exchange(view, padded(piece))
-    return view.plan([exchange.steps()], 2 * size * len(exchange.pieces), exchange.inbox_elements())
+    return view.plan(
+        [exchange.steps()], 2 * size * len(exchange.pieces), _inbox(size, count, piece)
+    )
+
+
+def _inbox(size: int, count: int, piece: int = PIECE) -> int:
+    piece = padded(piece)
+    slots = 2 * min(SLOTS, -(-count // equal_pieces(count, piece)[0]))
+    return slots * block_slots(size, piece)
 
 
 class _Exchange:
@@ -85,10 +100,6 @@ class _Exchange:
             [(begin + offset, n) for offset, n in blocks(length, view.size)]
             for begin, length in pieces
         ]
-
-    def inbox_elements(self) -> int:
-        """Elements in all slots."""
-        return 2 * min(SLOTS, len(self.pieces)) * (self.size - 1) * self.slot
 
     def steps(self) -> Iterator[Step]:
         """All steps of this rank."""
@@ -174,4 +185,5 @@ SPEC = PlanSpec(
     shares=True,
     inbox_pieces=INBOX_PIECES,
     longest=_longest,
+    inbox=_inbox,
 )

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.algorithms.blocks import ALIGN, blocks, flag, padded, peers_after
+from pgasdl.plans.algorithms.blocks import ALIGN, blocks, edge, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Case, Members, Plan, PlanSpec, Reduce, Span, Step, Wait
 
@@ -71,7 +71,12 @@ def build(
     view = RankView("gdraa-read", rank, size, count, kind, wire)
     exchange = _Exchange(view, padded(view.require("piece", piece, 1)))
     lanes = [] if view.idle else [exchange.steps()]
-    return view.plan(lanes, exchange.notifications(), exchange.inbox_elements(), mapped=True)
+    return view.plan(lanes, exchange.notifications(), _inbox(size, count, piece), mapped=True)
+
+
+def _inbox(size: int, count: int, piece: int = PIECE) -> int:
+    """Return the elements of a slot for each peer; the same on every rank."""
+    return (size - 1) * padded(min(padded(piece), edge(count, size, 1)))
 
 
 class _Exchange:
@@ -86,10 +91,6 @@ class _Exchange:
         ]
         self.slot = padded(max((n for pieces in self.pieces for _, n in pieces), default=0))
         self.owners = [peer for peer in self.peers if self.pieces[peer]]
-
-    def inbox_elements(self) -> int:
-        """Elements of a slot for each peer; the same on every rank."""
-        return self.slot * (self.size - 1)
 
     def notifications(self) -> int:
         """All notifications; the same on every rank."""
@@ -169,4 +170,5 @@ SPEC = PlanSpec(
     options_of=_options_of,
     shares=True,
     longest=_longest,
+    inbox=_inbox,
 )

@@ -171,21 +171,30 @@ def build(
     return view.plan([halves.steps()], notifications, inbox)
 
 
+def _slots(size: int, count: int) -> tuple[list[tuple[int, int]], int]:
+    """Return where each level's two slots begin, and where the last one ends."""
+    slots, end = [], 0
+    for level in range((size - 1).bit_length()):
+        # The first half is the largest: earlier blocks are at least as large.
+        slot = padded(edge(count, size, -(-size // (2 << level))))
+        slots.append((end, end + slot))
+        end += 2 * slot if size % (2 << level) else slot
+    return slots, end
+
+
+def _inbox(size: int, count: int, group_size: int = 1) -> int:
+    del group_size
+    return _slots(size, count)[1]
+
+
 class _Halves:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
     def __init__(self, view: RankView, numbering: Numbering) -> None:
         self.view, self.numbering = view, numbering
         self.levels = levels(numbering.node(view.rank), view.size)
-        self.slots: list[tuple[int, int]] = []  # by level: from the partner, from the giver
-        self.inbox = 0
-        for level in range((view.size - 1).bit_length()):
-            # The first half is the largest: earlier blocks are at least as large.
-            nodes = -(-view.size // (2 << level))
-            slot = padded(edge(view.count, view.size, nodes))
-            odd = view.size % (2 << level)
-            self.slots.append((self.inbox, self.inbox + slot))
-            self.inbox += 2 * slot if odd else slot
+        # By level: from the partner, from the giver.
+        self.slots, self.inbox = _slots(view.size, view.count)
 
     def steps(self) -> Iterator[Step]:
         """All steps of this rank."""
@@ -322,4 +331,5 @@ SPEC = PlanSpec(
     options=("group_size",),
     tuned=_tuned,
     shares=True,
+    inbox=_inbox,
 )

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.shapes import Kary
-from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, slots_of, tree_plan
 from pgasdl.plans.plan import Plan, PlanSpec
 
 
@@ -45,6 +45,11 @@ def build(
     return tree_plan(view, Kary(size, arity), numbering(view, root), chunks)
 
 
+def _inbox(size: int, count: int, root: int = 0, arity: int = 2, chunks: int = 0) -> int:
+    del root, chunks
+    return slots_of(Kary(size, arity), count)
+
+
 SPEC = PlanSpec(
     "kary",
     build,
@@ -53,4 +58,5 @@ SPEC = PlanSpec(
     options=("root", "arity", "chunks"),
     shares=True,
     by_element=True,
+    inbox=_inbox,
 )

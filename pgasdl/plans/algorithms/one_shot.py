@@ -78,7 +78,14 @@ def build(
         return view.plan()
     exchange = _Exchange(view, padded(piece), phase)
     flags = PHASES * size * len(exchange.pieces)
-    return view.plan([exchange.steps()], flags, exchange.inbox_elements())
+    return view.plan([exchange.steps()], flags, _inbox(size, count, piece))
+
+
+def _inbox(size: int, count: int, piece: int = PIECE) -> int:
+    """Return the elements in the slots of both phases."""
+    cut, pieces = equal_pieces(count, padded(piece))
+    slots = PHASES * min(SLOTS, len(pieces)) * (size - 1)
+    return (slots - 1) * padded(piece) + cut
 
 
 class _Exchange:
@@ -90,10 +97,6 @@ class _Exchange:
         self.peers = peers_after(view.rank, view.size)
         self.cut, self.pieces = equal_pieces(view.count, piece)
         self.slots = min(SLOTS, len(self.pieces))
-
-    def inbox_elements(self) -> int:
-        """Elements in the slots of both phases."""
-        return (PHASES * self.slots * (self.size - 1) - 1) * self.piece + self.cut
 
     def steps(self) -> Iterator[Step]:
         """All steps of this rank."""
@@ -164,4 +167,5 @@ SPEC = PlanSpec(
     shares=True,
     inbox_pieces=INBOX_PIECES,
     longest=_longest,
+    inbox=_inbox,
 )

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.algorithms.blocks import blocks, flag, flushed, padded
+from pgasdl.plans.algorithms.blocks import block_slots, blocks, flag, flushed, padded
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
@@ -52,7 +52,7 @@ def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool
     if view.idle:
         return view.plan()
     ring = _Ring(view)
-    inbox = 0 if kind == "all-gather" else (size - 1) * ring.slot
+    inbox = 0 if kind == "all-gather" else block_slots(size, count)
     return view.plan([ring.steps()], 2 * (size - 1) + 1, inbox)
 
 
@@ -127,4 +127,5 @@ SPEC = PlanSpec(
     "two neighbours only: 2(P-1) latencies, 2(P-1)/P S per rank, inbox of P-1 blocks",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     shares=True,
+    inbox=block_slots,
 )

@@ -117,7 +117,7 @@ def build(
         return Plan("staged", rank, size, count, (), {"data": count}, 0, mapped=True)
     way = owners_of(size, count) if owners is None else owners
     exchange = _Exchange(rank, size, count, kind, padded(piece), owners=way, phase=phase)
-    buffers = {"data": count, "inbox": exchange.inbox_elements()}
+    buffers = {"data": count, "inbox": _inbox(size, count, piece, way)}
     steps = exchange.by_owners() if exchange.owners else exchange.by_all()
     flags = exchange.notifications()
     return Plan("staged", rank, size, count, (tuple(steps),), buffers, flags, mapped=True)
@@ -128,6 +128,14 @@ def owners_of(size: int, count: int) -> int:
     if size == 2:
         return int(count > PAIR_COUNT)
     return int(count * (size - 1) * (size - 2) > OWNERS_COUNT * size * size)
+
+
+def _inbox(size: int, count: int, piece: int = PIECE, owners: int | None = None) -> int:
+    """Return the elements in the slots of both phases."""
+    cut, pieces = equal_pieces(count, padded(piece))
+    way = owners_of(size, count) if owners is None else owners
+    slots = min(SLOTS_WITH_OWNERS if way else SLOTS, len(pieces))
+    return (PHASES * slots - 1) * padded(piece) + cut
 
 
 class _Exchange:
@@ -151,10 +159,6 @@ class _Exchange:
         self.last = len(self.pieces) - 1
         self.owners = owners
         self.slots = min(SLOTS_WITH_OWNERS if self.owners else SLOTS, len(self.pieces))
-
-    def inbox_elements(self) -> int:
-        """Elements in the slots of both phases."""
-        return (PHASES * self.slots - 1) * self.piece + self.cut
 
     def notifications(self) -> int:
         """Notifications of both phases."""
@@ -270,4 +274,5 @@ SPEC = PlanSpec(
     shares=True,
     inbox_pieces=PHASES * SLOTS,
     longest=_longest,
+    inbox=_inbox,
 )

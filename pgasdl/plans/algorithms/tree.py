@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.shapes import Binomial, TwoLevel
-from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.algorithms.shapes import Binomial, Groups, TwoLevel
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, slots_of, tree_plan
 from pgasdl.plans.plan import Plan, PlanSpec, Sizes
 
 
@@ -50,6 +50,13 @@ def build(
     return tree_plan(view, shape, ranks, chunks)
 
 
+def _inbox(size: int, count: int, root: int = 0, group_size: Sizes = 0, chunks: int = 1) -> int:
+    del chunks
+    ranks = Groups(size, group_size or size, root)
+    shape = TwoLevel(ranks, Binomial, Binomial) if group_size else Binomial(size)
+    return slots_of(shape, count)
+
+
 SPEC = PlanSpec(
     "tree",
     build,
@@ -61,4 +68,5 @@ SPEC = PlanSpec(
     tuned=tuned("tree"),
     shares=True,
     by_element=True,
+    inbox=_inbox,
 )

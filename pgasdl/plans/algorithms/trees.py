@@ -63,6 +63,11 @@ def numbering(view: RankView, root: int, group_size: Sizes = 0) -> Groups:
     return Groups(view.size, group_size or view.size, view.require_root(root))
 
 
+def slots_of(shape: Shape, count: int) -> int:
+    """Return the elements of an inbox with a slot for each place at a node."""
+    return shape.degree * padded(count)
+
+
 def tree_plan(view: RankView, shape: Shape, ranks: Groups, chunks: int) -> Plan:
     """Return the plan of one rank in a tree of this shape; 0 chunks: as many as fit."""
     view.require("chunks", chunks, 0)
@@ -74,7 +79,7 @@ class TreeView:
 
     def __init__(self, view: RankView, shape: Shape, ranks: Groups, chunks: int) -> None:
         self.view = view
-        self.degree = shape.degree
+        self.shape, self.degree = shape, shape.degree
         self.chunks = chunks_of(view.count, chunks)
         node = ranks.node(view.rank)
         self.children = [Link(ranks.rank(child), place) for place, child in shape.children(node)]
@@ -89,7 +94,7 @@ class TreeView:
 
     def plan(self) -> Plan:
         """Return the plan of this rank."""
-        inbox = 0 if self.view.kind == "broadcast" else self.degree * self.slot
+        inbox = 0 if self.view.kind == "broadcast" else slots_of(self.shape, self.view.count)
         return self.view.plan(self.lanes(), self.notifications, inbox)
 
     def lanes(self) -> list[list[Step]]:

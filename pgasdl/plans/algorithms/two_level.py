@@ -36,8 +36,8 @@ from functools import partial
 
 from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.shapes import Binomial, Chain, TwoLevel
-from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.algorithms.shapes import Binomial, Chain, Groups, TwoLevel
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, slots_of, tree_plan
 from pgasdl.plans.plan import Plan, PlanSpec, Sizes
 
 # S-Caffe: the benefit of longer chains decreases beyond this.
@@ -64,6 +64,20 @@ def build(
     return tree_plan(view, shape, ranks, chunks)
 
 
+def _inbox(
+    size: int,
+    count: int,
+    *,
+    upper: str,
+    root: int = 0,
+    chain_size: Sizes = CHAIN_SIZE,
+    chunks: int = 0,
+) -> int:
+    del chunks
+    ranks = Groups(size, chain_size, root)
+    return slots_of(TwoLevel(ranks, Chain, Chain if upper == "chain" else Binomial), count)
+
+
 CHAIN_CHAIN = PlanSpec(
     "chain-chain",
     partial(build, upper="chain"),
@@ -75,6 +89,7 @@ CHAIN_CHAIN = PlanSpec(
     tuned=tuned("chain-chain"),
     shares=True,
     by_element=True,
+    inbox=partial(_inbox, upper="chain"),
 )
 CHAIN_BINOMIAL = PlanSpec(
     "chain-binomial",
@@ -87,4 +102,5 @@ CHAIN_BINOMIAL = PlanSpec(
     tuned=tuned("chain-binomial"),
     shares=True,
     by_element=True,
+    inbox=partial(_inbox, upper="binomial"),
 )

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pgasdl.collectives.binding import options_for
+from pgasdl.collectives.bound import able, automatic, options_for, works_anywhere
 from pgasdl.collectives.policy import Choice, Policy, Rule
-from pgasdl.collectives.selection import able, automatic, works_anywhere
 from pgasdl.context import Context
 from pgasdl.plans import PLANS, Case, build_all
 from pgasdl.plans.algorithms import staged

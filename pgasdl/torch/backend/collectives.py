@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pgasdl import _native
 from pgasdl.collectives.allreduce import Allreduces
-from pgasdl.collectives.operators import reduction_of
+from pgasdl.collectives.bound import reduction_of
 from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
 from pgasdl.errors import MismatchError, Timeout

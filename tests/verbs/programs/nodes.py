@@ -14,7 +14,7 @@ import numpy as np
 
 import pgasdl
 from pgasdl import Block, Context, Group, PlanError
-from pgasdl.collectives.binding import options_for
+from pgasdl.collectives.bound import options_for
 from pgasdl.plans import EXCHANGES, PLANS
 from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.plans import PlanBench
