@@ -26,6 +26,8 @@ import pgasdl  # noqa: E402
 from pgasdl.collectives.state import CollectiveState  # noqa: E402
 from pgasdl.torch import streams  # noqa: E402
 from pgasdl.torch.backend.collectives import Collectives  # noqa: E402
+from pgasdl.torch.backend.on_gpu import takes_gpus  # noqa: E402
+from pgasdl.torch.work import Work  # noqa: E402
 
 SIZE = 2
 Place = Callable[[Any], Any]
@@ -231,6 +233,24 @@ def test_a_stream_reduces_what_peers_reach(monkeypatch: pytest.MonkeyPatch) -> N
             assert (on_host(most) == SIZE - 1).all()
 
     run(SIZE, program)
+
+
+def test_a_method_is_asked_for_copies_at_once() -> None:
+    """Also where a rank takes nothing, and only what it gives tells that a GPU has it."""
+    seen: list[torch.device] = []
+
+    @takes_gpus(writes="outputs", reads="tensors")
+    def method(group: Any, outputs: Any, tensors: Any, opts: Any = None) -> Work:
+        seen.extend(each.device for each in (*outputs, *tensors))
+        return Work([])
+
+    def program(group: Any) -> None:
+        given = late_gpu.on_gpu(torch.ones(2))
+        method(group, [], [given])
+        method(group, outputs=[given], tensors=[given])
+
+    run(1, program)
+    assert seen == [torch.device("cpu")] * 3
 
 
 def test_what_is_refused_is_so_at_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,10 +10,6 @@ import torch
 from torch import Tensor
 
 from pgasdl.errors import BufferRefused
-
-
-class OnGpu(BufferRefused):
-    """A tensor is on a GPU: a copy of it is needed."""
 
 
 def options_of(
@@ -55,7 +51,7 @@ def message_of(tensors: list[Tensor]) -> Tensor:
 def readable(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the content of tensors, without their history; refuse those outside host memory.
 
-    OnGpu: :func:`pgasdl.torch.backend.on_gpu.takes_gpus` then makes the call with copies.
+    :func:`pgasdl.torch.backend.on_gpu.takes_gpus` has seen to calls whose first tensor is on a GPU.
     """
     return [_alias(each) for each in tensors]
 
@@ -82,8 +78,17 @@ def require_host(tensor: Tensor) -> None:
     """Refuse a tensor that is not in host memory."""
     where = tensor.device
     if where.type != "cpu":
-        kind = OnGpu if where.type == "cuda" else BufferRefused
-        raise kind(f"a tensor on {where}: backend pgasdl takes those of the host and of CUDA")
+        if where.type == "cuda":
+            raise on_several(("cpu", str(where)))
+        raise BufferRefused(
+            f"a tensor on {where}: backend pgasdl takes those of the host and of CUDA"
+        )
+
+
+def on_several(devices: Iterable[str]) -> BufferRefused:
+    """Return the error for tensors on several devices."""
+    found = " and ".join(sorted(devices))
+    return BufferRefused(f"tensors on {found} in one call: give all on one device")
 
 
 def on_device(tensor: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor, distributed
 from pgasdl.errors import ClosedError, RankError, UnavailableError
 from pgasdl.torch.backend import builtin_hooks, sparse, splitting
 from pgasdl.torch.backend.arguments import (
-    OnGpu,
     contiguous,
     give_back,
     in_memory,
@@ -38,7 +37,7 @@ from pgasdl.torch.backend.collectives import (
 from pgasdl.torch.backend.meet import SharedContext, find, keep, meet
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
-from pgasdl.torch.backend.on_gpu import all_reduced, takes_gpus, together
+from pgasdl.torch.backend.on_gpu import takes_gpus, together
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import MessageWork
 from pgasdl.torch.untraced import Untraced
@@ -210,25 +209,20 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
 
     # --- all ranks get the same
 
-    @takes_gpus(writes="tensors", reads="tensors")
+    @takes_gpus(writes="tensors", reads="tensors", reduces=c10d.AllreduceOptions)
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks, in place."""
         options = options_of(c10d.AllreduceOptions, opts, "reduceOp", timeout)
         return self._all_reduced(listed(tensors), options)
 
-    @takes_gpus(writes="tensors", reads="tensors")
+    @takes_gpus(writes="tensors", reads="tensors", reduces=c10d.AllreduceCoalescedOptions)
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         options = options_of(c10d.AllreduceCoalescedOptions, opts, "reduceOp")
         return self._all_reduced(tensors, options)
 
     def _all_reduced(self, tensors: list[Tensor], options: Any) -> Work:
-        try:
-            steps = [self._reduced(each, options) for each in tensors]
-        except OnGpu:
-            if (work := all_reduced(self, tensors, options)) is None:
-                raise
-            return work
+        steps = [self._reduced(each, options) for each in tensors]
 
         def call() -> None:
             for step in steps:

@@ -1,6 +1,6 @@
 """Collectives and messages of tensors on a GPU: the same ones, made with copies on the host.
 
-A call that finds a tensor on a GPU is made again with copies (:func:`takes_gpus`). In the queue of
+A call whose first tensor is on a GPU is made with copies (:func:`takes_gpus`). In the queue of
 the group's collectives the host waits for the copies right before it: the caller of an asynchronous
 one does not wait, and the order is that of the calls. The sender of a message waits.
 ``Work.wait()`` waits for the host's part, and lets the then current stream wait for the results'
@@ -22,13 +22,21 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from pgasdl.errors import BufferRefused
-from pgasdl.torch.backend.arguments import OnGpu, contiguous, on_device, require_unshared
+from pgasdl.torch.backend.arguments import (
+    contiguous,
+    listed,
+    on_device,
+    on_several,
+    options_of,
+    require_unshared,
+)
 from pgasdl.torch.backend.copies import Copies
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import Together
 from pgasdl.torch.promise import Promise
 from pgasdl.torch.work import Result, Work
+
+_LISTS = (list, tuple)
 
 
 class GpuWork(Work):
@@ -142,28 +150,44 @@ def all_reduced(group: Any, tensors: list[Tensor], options: Any) -> Work | None:
 
 
 def takes_gpus(
-    *, reads: str | None = None, writes: str | None = None, at_once: bool = False
+    *,
+    reads: str | None = None,
+    writes: str | None = None,
+    at_once: bool = False,
+    reduces: type | None = None,
 ) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
     """Let a method of a process group take tensors on a GPU, too.
 
-    Tensors on the host cost no extra check: the method itself finds tensors on a GPU before it does
-    anything.
+    All tensors of a call are on one device, which the first one tells; the method refuses others.
 
     ``reads`` and ``writes`` name the parameters with tensors; a tensor that is wholly written is
-    not read. ``at_once``: the method does not queue its call (messages).
+    not read. ``at_once``: the method does not queue its call (messages). ``reduces``: the type of
+    an all_reduce's options, where a stream makes it if it can.
     """
+    asked = [name for name in dict.fromkeys((writes, reads)) if name is not None]
 
     def decorate(method: Callable[..., Work]) -> Callable[..., Work]:
         signature = inspect.signature(method)
+        places = [(list(signature.parameters).index(name) - 1, name) for name in asked]
 
         @functools.wraps(method)
         def call(group: Any, *given: Any, **named: Any) -> Work:
-            try:
+            for at, name in places:
+                first = given[at] if at < len(given) else named.get(name)
+                while first.__class__ in _LISTS and first:
+                    first = first[0]
+                if isinstance(first, Tensor):  # else nothing is given or taken here
+                    break
+            if not isinstance(first, Tensor) or first.is_cpu or first.device.type != "cuda":
                 return method(group, *given, **named)
-            except OnGpu:
-                pass
             bound = signature.bind(group, *given, **named)
-            return _by_host(group, method, bound, reads, writes, at_once)
+            if reduces is not None:
+                has = bound.arguments.get
+                options = options_of(reduces, has("opts"), "reduceOp", has("timeout"))
+                work = all_reduced(group, listed(has("tensors")), options)
+                if work is not None:
+                    return work
+            return _by_host(group, method, bound, asked, reads, writes, at_once)
 
         return call
 
@@ -174,12 +198,12 @@ def _by_host(
     group: Any,
     method: Callable[..., Work],
     bound: inspect.BoundArguments,
+    names: list[str],
     reads: str | None,
     writes: str | None,
     at_once: bool,
 ) -> Work:
     """Make a call with copies of its tensors."""
-    names = [name for name in dict.fromkeys((writes, reads)) if name is not None]
     result = list(_leaves(bound.arguments[names[0]]))
     given = {name: _each(bound.arguments[name], on_device) for name in names}
     if writes:
@@ -225,6 +249,5 @@ def _device_of(tensors: Any) -> torch.device:
     """Return where all tensors are."""
     devices = {each.device for each in _leaves(tensors)}
     if len(devices) > 1:
-        found = " and ".join(sorted(map(str, devices)))
-        raise BufferRefused(f"tensors on {found} in one call: give all on one device")
+        raise on_several(map(str, devices))
     return devices.pop()
