@@ -224,7 +224,7 @@ class Group:
         elif half_bound == address:
             self._half_bound = owner
 
-    def agree_on_reading(self, steps: Steps) -> None:
+    def _agree_on_reading(self, steps: Steps) -> None:
         """Try every pair of members, and set ``unreadable`` on all alike; once. Collective.
 
         On one machine it takes process_vm_readv(2), which containers, user namespaces and Yama may

@@ -340,7 +340,7 @@ class Allreduces:
         try:
             if group not in self._groups:
                 with Steps(self._state.unfinished, group, call, limit) as steps:
-                    group.agree_on_reading(steps)
+                    group._agree_on_reading(steps)
                     made = steps(lambda: made.begin(steps.left))
                 self._groups[group] = made
                 if group is self._world:

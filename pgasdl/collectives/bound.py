@@ -89,19 +89,12 @@ class PlanBuffer:
 class Place:
     """Where an array lies, as every member of its group knows it.
 
-    Attributes
-    ----------
-    memory : Memory
-        This rank's array.
-    device : int, optional
-        The GPU that plans work on; None: the host.
-    homes : tuple[Home, ...], default ()
-        Each member's segment and offset; empty: not all lie in segments that all know.
-    told : bool, default False
-        Members told each other the homes. Else only a plan that compares what members run before it
-        touches a peer's array may use them.
-    pool : tuple[Segment, ...], default ()
-        It may lie in one of these on each rank; empty: it is not looked up in the pool.
+    ``memory`` : this rank's array
+    ``device`` : the GPU that plans work on; None: the host
+    ``homes`` : each member's segment and offset; empty: not all lie in segments that all know
+    ``told`` : members told each other the homes; else only a plan that compares what members run
+    before it touches a peer's array may use them
+    ``pool`` : it may lie in one of these on each rank; empty: it is not looked up in the pool
     """
 
     memory: Memory

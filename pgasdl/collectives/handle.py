@@ -125,7 +125,7 @@ class Collective:
         signature = self._signature(plan, options)
         place = self._place(steps, f"collective {signature}")
         if not place.reached and (plan is None or spec_of(plan).works_on == "readable"):
-            group.agree_on_reading(steps)
+            group._agree_on_reading(steps)
         choice, how = choose(state, group, self.kind, place, plan)
         self.plan = choice.plan
         built = self._build(self.plan, {**dict(choice.options), **options}, how)

@@ -50,26 +50,12 @@ class Space(Protocol):
 class CollectiveState:
     """The state that all collectives of a context share.
 
-    Attributes
-    ----------
-    core : ContextCore
-        The context.
-    segments : SegmentTable
-        The context's segments, and where they lie.
-    policy : Policy
-        Which plan for which size; may be empty.
-    gpu_piece : int
-        Bytes of a piece that is copied while others travel.
-    unfinished : Unfinished
-        The steps that interrupted calls have made, by group; :class:`Steps` keeps it.
-    servers : list[Server]
-        Gradient exchanges, which answer calls.
-    numbers : Iterator[int]
-        The next server's number.
-    abandoned : list[object]
-        Arrays of the pool whose handles were given up under way: others may write there.
-    spaces : dict[Group, Space]
-        Of the groups that have matrices.
+    ``policy`` : which plan for which size; may be empty
+    ``gpu_piece`` : bytes of a piece that is copied while others travel
+    ``unfinished`` : the steps that interrupted calls have made; :class:`Steps` keeps it
+    ``servers``, ``numbers`` : gradient exchanges, which answer calls, and the next one's number
+    ``abandoned`` : arrays of the pool whose handles were given up under way: others may write there
+    ``spaces`` : of the groups that have matrices
     """
 
     core: _native.ContextCore

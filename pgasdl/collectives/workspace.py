@@ -80,30 +80,13 @@ class Workspace:
     Making it is collective. The first calls that need its pages touch them; those of a temporary
     would be new in each call.
 
-    Parameters
-    ----------
-    device : int, optional
-        The GPU that it lies on; None: the host.
-    copied : int, default 0
-        Bytes of an execution whose array is copied from a GPU and back; 0: of others.
-    staged : int, default 0
-        Bytes of an inbox by which GPUs stage arrays that peers do not reach; it is all there is.
-    with_pairwise : bool, default False
-        The group makes pairwise collectives, too.
+    ``device`` : the GPU that it lies on; None: the host
+    ``copied`` : bytes of an execution whose array is copied from a GPU and back; 0: of others
+    ``staged`` : bytes of an inbox by which GPUs stage arrays that peers do not reach: all there is
 
-    Attributes
-    ----------
-    inboxes : dict[str, int]
-        Where the inboxes of plans begin that work on arrays wherever they lie. Each has its own:
-        peers may still read them when an execution is over.
-    copy, copy_bytes : int
-        Where the copy begins, and the room for it.
-    inbox, inbox_bytes : int
-        Where the inbox of all other plans begins, and its length.
-    pairwise_inbox : int
-        Where the inbox of pairwise collectives begins, if there is one.
-    entry : int
-        Where the rank's entry in the directory begins.
+    Offsets in it: ``copy``, ``inbox`` (of plans that have none of their own), ``pairwise_inbox``
+    and the ``entry`` in the directory; and ``inboxes``, by plan, of those that work on arrays
+    wherever they lie: peers may still read them when an execution is over.
     """
 
     def __init__(
