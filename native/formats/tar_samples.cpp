@@ -111,8 +111,12 @@ TarSamples::Stop TarSamples::walk(const std::uint8_t* data, std::size_t size, st
     if (!length || header[156] != '0' || header[345]) return Stop::kOther;
     start += kBlock;
     if (start > nbytes_ || *length > nbytes_ - start) return Stop::kOther;
-    const std::string_view name = text(header, 100);
-    if (!take(name.substr(0, name.find('\0')), start, *length)) return Stop::kOther;
+    std::string_view name = text(header, 100);
+    name = name.substr(0, name.find('\0'));
+    if (!take(name, start, *length)) {
+      found_ = {std::string(name), start, *length};
+      return Stop::kName;
+    }
     last_ = offset_;
     offset_ = start + (*length + kBlock - 1) / kBlock * kBlock;
   }

@@ -11,13 +11,14 @@
 namespace pgasdl {
 
 // Members in a row whose names differ in extension are a sample. Only plain members are understood
-// here: files with short names of printable ASCII, whose sizes are octal digits, perhaps behind a
+// here: files with short names, of printable ASCII, whose sizes are octal digits, perhaps behind a
 // pax header that has only times and owners. Whoever walks looks at all others and adds them.
 class TarSamples {
  public:
   enum class Stop {
     kMore,   // the headers at offset() do not lie in the data
-    kOther,  // no plain member begins at offset(), or one that must not be there
+    kOther,  // no plain member begins at offset()
+    kName,   // found() is a plain member there, of another name, or one that must not be there
     kEnd,    // a block of zeros is there
   };
 
@@ -31,6 +32,11 @@ class TarSamples {
            std::uint64_t nbytes);
 
   std::uint64_t offset() const { return offset_; }
+  struct Member {
+    std::string name;
+    std::uint64_t begin, nbytes;
+  };
+  const Member& found() const { return found_; }
   // Goes on behind a member that somebody else has looked at.
   void go_on(std::uint64_t offset) { offset_ = offset; }
   // Where the last member began that was taken here.
@@ -51,6 +57,7 @@ class TarSamples {
 
   const std::uint64_t nbytes_;
   std::uint64_t offset_ = 0, last_ = 0;
+  Member found_{};
   std::string keys_, lower_;
   std::vector<std::int32_t> key_nbytes_, n_members_, extension_;
   std::vector<std::int64_t> offsets_, sizes_;

@@ -1,5 +1,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "formats/tar_samples.hpp"
@@ -41,22 +42,28 @@ void bind_formats(nb::module_& module) {
       .def(nb::init<std::uint64_t>(), "nbytes"_a)
       .def(
           "walk",
-          [](TarSamples& self, nb::object data, std::uint64_t begin) {
+          [](TarSamples& self, nb::object data, std::uint64_t begin) -> const char* {
             const Buffer buffer(data);
             TarSamples::Stop stop;
             {
               const WithoutGil release;
               stop = self.walk(buffer.data(), buffer.size(), begin);
             }
-            return stop == TarSamples::Stop::kMore    ? "more"
-                   : stop == TarSamples::Stop::kOther ? "other"
-                                                      : "end";
+            switch (stop) {
+              case TarSamples::Stop::kMore:
+                return "more";
+              case TarSamples::Stop::kOther:
+                return "other";
+              case TarSamples::Stop::kName:
+                return "name";
+              default:
+                return "end";
+            }
           },
           "data"_a, "begin"_a,
           "Take the plain members whose headers lie in ``data``, the bytes of the tar from "
-          "``begin`` "
-          "on. Why it stopped at ``offset``: \"more\" data are wanted, an \"other\" member, "
-          "\"end\".")
+          "``begin`` on. Why it stopped at ``offset``: \"more\" data are wanted, an \"other\" "
+          "member, one of another \"name\", \"end\".")
       .def(
           "add",
           [](TarSamples& self, const nb::bytes& key, const nb::bytes& extension,
@@ -67,6 +74,14 @@ void bind_formats(nb::module_& module) {
           "Add a field. False: its sample has one of that name.")
       .def("__len__", [](const TarSamples& self) { return self.key_nbytes().size(); })
       .def_prop_rw("offset", &TarSamples::offset, &TarSamples::go_on, "Where the walk goes on.")
+      .def_prop_ro(
+          "found",
+          [](const TarSamples& self) {
+            const TarSamples::Member& member = self.found();
+            return std::tuple(nb::bytes(member.name.data(), member.name.size()), member.begin,
+                              member.nbytes);
+          },
+          "Of the plain member where a \"name\" stopped the walk: name, where its data are, bytes.")
       .def_prop_ro("last", &TarSamples::last, "Where the last member began that was taken.")
       .def(
           "columns",

@@ -236,6 +236,18 @@ def test_whatever_is_damaged_raises_only_data_errors(flips: list[tuple[int, int]
         assert "s3://bucket/0, byte" in str(error)
 
 
+def test_numbers_that_are_not_used_may_be_odd_in_any_plain_header() -> None:
+    for name in ("b.jpg", "é.jpg"):
+        data = bytearray(tar_of([("a.jpg", b"x"), (name, b"y")]))
+        header = data[1024:1536]
+        header[100:108] = b"a mode.\0"
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        data[1024:1536] = header
+        wanted = [{"__key__": "a", "jpg": b"x"}, {"__key__": name[0], "jpg": b"y"}]
+        assert Memory(bytes(data)).records("tar") == wanted
+
+
 def crafted(size: bytes) -> bytes:
     """A tar whose first header has this size field."""
     header = bytearray(tar_of(SMALL)[:512])

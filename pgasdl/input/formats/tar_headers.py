@@ -46,6 +46,12 @@ class TarHeaders:
                     yield
                     if self._refill():
                         continue
+                if stop == "name":
+                    offset = samples.offset
+                    name, begin, nbytes = samples.found
+                    self._add(name.decode("utf-8", "surrogateescape"), begin, nbytes)
+                    samples.offset = begin - (-nbytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                    continue
                 offset = max(offset, samples.last)
                 if tar is None:
                     tar = self._tarfile()
@@ -55,7 +61,7 @@ class TarHeaders:
                 while (member := tar.next()) is not None:
                     tar.members.clear()  # else it keeps all
                     offset = member.offset
-                    self._add(member)
+                    self._look_at(member)
                     if not tar.pax_headers:  # which hold for all members behind them
                         break
                     yield
@@ -116,7 +122,7 @@ class TarHeaders:
                 )
         return tarfile.open(fileobj=window, mode="r:", encoding="utf-8")
 
-    def _add(self, member: tarfile.TarInfo) -> None:
+    def _look_at(self, member: tarfile.TarInfo) -> None:
         """Take a member that tarfile has found."""
         name = member.name if member.isreg() else ""
         begin, nbytes = member.offset_data, member.size
@@ -124,6 +130,9 @@ class TarHeaders:
             raise ValueError(f"{name!r} has {nbytes} bytes by its header")
         if member.issparse():
             raise ValueError(f"{name!r} is a sparse file: pack it without --sparse")
+        self._add(name, begin, nbytes)
+
+    def _add(self, name: str, begin: int, nbytes: int) -> None:
         match = _NAME.fullmatch(name)
         if not name or _META.match(name) or match is None:
             return
