@@ -126,7 +126,7 @@ class GroupAllreduce:
         return Place(memory, memory.device, pool=tuple(pool) if in_pool else ())
 
     def require(self, place: Place, op: str, plan: str) -> None:
-        """Raise PlanError if a plan cannot run here, for the array of a call."""
+        """Raise PlanError if a plan cannot take turns here, on the array of a call."""
         kind, spec = kind_of(op), spec_of(plan)
         if kind not in spec.kinds:
             raise PlanError(f"plan {plan} offers {', '.join(spec.kinds)}, no {kind}")
@@ -147,7 +147,6 @@ class GroupAllreduce:
                 f"plan {plan} is for transports that map nothing and send from any memory: use "
                 "gdraa, or a handle"
             )
-        place.access(plan, self.group)
 
     def request(self, memory: Memory, op: str, plan: str | None) -> AllreduceRequest:
         """Choose the plan of a call, and refuse one that cannot run here."""
@@ -157,7 +156,7 @@ class GroupAllreduce:
         state, kind = self._state, kind_of(op)
         choice, access = choose(state, self.group, kind, place, plan, shares=True)
         request = AllreduceRequest(place, op, choice, access)
-        if plan is None and request.room != STAGED:  # a policy may have named it
+        if plan is None and state.policy.rules and request.room != STAGED:  # it may have named it
             self.require(place, op, choice.plan)
         return request
 
@@ -310,7 +309,9 @@ class Allreduces:
         made = known or GroupAllreduce(self._state, group)
         if known is None:  # what is refused is so before anything is made
             if plan is not None:
-                made.require(made.place(memory, plan), op, plan)
+                place = made.place(memory, plan)
+                made.require(place, op, plan)
+                place.access(plan, group)
             if handle is not None:
                 _native.refuse_capture(on_gpu(memory), handle, "a collective")
             call = (
