@@ -94,12 +94,13 @@ def _is_array(operand: Any) -> bool:
 
 def _dtype_of(function: Function, inputs: Sequence[Any]) -> np.dtype[Any]:
     """Return the dtype that NumPy gives the result."""
+    n = int(any(each is None for each in inputs))  # with an element all ranks refuse it
 
-    def empty(each: Any) -> Any:
+    def few(each: Any) -> Any:
         known = isinstance(each, DistributedArray | np.ndarray)
-        return np.empty(0, each.dtype) if known and each.ndim else each
+        return np.zeros(n, each.dtype) if known and each.ndim else each
 
-    found: Array = function(*map(empty, inputs))
+    found: Array = function(*map(few, inputs))
     return found.dtype
 
 

@@ -78,7 +78,7 @@ def matmul(
     matrix, vector, axis = (left, right, 1) if left.ndim == 2 else (right, left, 0)
     whole = vector.everywhere() if isinstance(vector, DistributedArray) else vector
     if not isinstance(matrix, DistributedArray):
-        return np.matmul(left, whole) if axis else np.matmul(whole, right)
+        return (np.matmul(left, whole) if axis else np.matmul(whole, right)).astype(result)
     whole = as_computed(whole)
 
     def part(block: Block, mine: Array) -> Array:

@@ -160,6 +160,7 @@ def test_numbers_beside_short_floats_are_not_rounded(ctx: Any) -> None:
     """NumPy makes float64 of bfloat16 and a number of Python."""
     due = np.ones(3, DTYPES["bfloat16"])
     found = np.where([True, False, True], pm.array(ctx, due), 1e30)
+    assert (due.reshape(1, 3) @ pm.array(ctx, due)).dtype == due.dtype
     assert found.dtype == np.float64 and np.asarray(found).tolist() == [1.0, 1e30, 1.0]
 
 
@@ -170,6 +171,8 @@ def test_what_one_rank_would_refuse_alone_all_refuse(ctx: Any) -> None:
         with pytest.raises(ValueError, match="negative integer powers"):
             n **= exponents
     one = pm.array(ctx, np.ones((1, 1), np.int32), "rows")
+    with pytest.raises(TypeError, match="NoneType"):
+        one < None  # noqa: B015
     for dtype in (np.float32, np.int64, bool):
         with pytest.raises(PlanError, match="astype"):
             one.remap("replicated", dtype)

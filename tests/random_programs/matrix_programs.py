@@ -55,11 +55,15 @@ REFUSED = (
     Difference(LayoutError, "a vector has no triangle", "NumPy makes a matrix of its rows"),
     Difference(LayoutError, "an outer product is of vectors", "NumPy makes vectors of matrices"),
     Difference(TypeError, "not 'complex'", "the real part of complex numbers"),
+    Difference(OverflowError, "too large to convert", "numbers that integers do not have"),
+    Difference(ValueError, "invalid literal", "text as numbers, where there are no elements"),
+    Difference(LayoutError, r"for elements of shape \(0,\)", "nothing is set"),
     Difference((OverflowError, ValueError), "cannot convert float", "inf and nan as integers"),
 )
 EXTRA = (
     Difference(OverflowError, "too large to convert to C long", "a huge number is true"),
     Difference(ValueError, "setting an array element with a sequence", "v[0] = [1]"),
+    Difference(TypeError, "not 'list'", "v[0] = [1]"),
     Difference(TypeError, "boolean array indexing assignment", "a[mask] = [[1, 2]]"),
 )
 
@@ -170,6 +174,7 @@ class Run:
             scale = abs(np.asarray(due, np.float64)) if rounded else None
             if isinstance(due, Near):
                 due, scale = due
+            due = due[()] if type(due) is np.ndarray else due  # numbers, in place of no dimensions
             assert type(found) is type(due), f"{type(found)} for {type(due)}"
             close(np.asarray(due), np.asarray(found), scale)
         if target is not None and rounded and target.due.flags.writeable:
@@ -180,6 +185,9 @@ class Run:
 
     def fitted(self, do: str, *of: Any) -> Any:
         """Return a step whose operands are variables that fit, if there are some."""
+        values = [n for n, each in enumerate(of) if type(each) is tuple and each[:1] in _VALUES]
+        if do in _OF_ANY and not any(of[n][0] in ("var", "fit") for n in values):
+            of = (*of[: values[0]], ("var", 0), *of[values[0] + 1 :])  # one has to be a matrix
         at = [n for n, each in enumerate(of) if type(each) is tuple and each[:1] == ("fit",)]
         first = next((n for n, each in enumerate(of) if n in at), None)
         if first is None:
@@ -284,6 +292,8 @@ def close(due: Any, found: Any, scale: Any = None) -> None:
     assert right.all(), f"{found!r} for {due!r}"
 
 
+_VALUES = (("var",), ("fit",), ("local",), ("list",), ("scalar",))
+_OF_ANY = ("binary", "out", "product", "product_out", "where", "concatenate", "outer")
 # Which operand of a step is changed.
 _TARGETS = {"in_place": 1, "out": 1, "product_out": 0, "set": 0, "axpy": 0, "touch": 0}
 
@@ -308,9 +318,6 @@ class Side:
         return due.tolist() if kind == "list" and due.dtype.kind != "V" else due
 
     def _values(self, *values: Any) -> list[Any]:
-        """At least one is a matrix."""
-        if all(each[0] != "var" for each in values):
-            values = (("var", 0), *values[1:])
         return [*map(self._value, values)]
 
     def binary(self, name: str, a: Any, b: Any) -> Any:
