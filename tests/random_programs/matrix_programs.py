@@ -510,6 +510,6 @@ class Side:
         x = self._var(a)
         if what in ("bool", "float", "int"):
             return {"bool": bool, "float": float, "int": int}[what](x)
-        if what == "len":
+        if what == "len" or x.shape[0] > 100:  # a row is a call of all ranks
             return len(x)
         return [np.array(each) for each in x] if what == "iter" else (1 in x)
