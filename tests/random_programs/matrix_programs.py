@@ -185,6 +185,8 @@ class Run:
 
     def fitted(self, do: str, *of: Any) -> Any:
         """Return a step whose operands are variables that fit, if there are some."""
+        if any(each.due.dtype in STORED for each in self.variables):  # computed in float32, or inf
+            of = tuple(("scalar", 2) if _is_huge(each) else each for each in of)
         values = [n for n, each in enumerate(of) if type(each) is tuple and each[:1] in _VALUES]
         if do in _OF_ANY and not any(of[n][0] in ("var", "fit") for n in values):
             of = (*of[: values[0]], ("var", 0), *of[values[0] + 1 :])  # one has to be a matrix
@@ -290,6 +292,12 @@ def close(due: Any, found: Any, scale: Any = None) -> None:
         right |= abs(d - f) <= 16 * float(about.eps) * large + 4 * float(about.smallest_subnormal)
         right |= large > float(about.max) / 8  # it may overflow on the way
     assert right.all(), f"{found!r} for {due!r}"
+
+
+def _is_huge(value: Any) -> bool:
+    if type(value) is not tuple or value[:1] != ("scalar",) or type(value[1]) not in (int, float):
+        return False
+    return bool(6e4 < abs(value[1]) < float("inf"))
 
 
 _VALUES = (("var",), ("fit",), ("local",), ("list",), ("scalar",))
