@@ -63,7 +63,7 @@ REFUSED = (
 EXTRA = (
     Difference(OverflowError, "too large to convert to C long", "a huge number is true"),
     Difference(ValueError, "setting an array element with a sequence", "v[0] = [1]"),
-    Difference(TypeError, "not 'list'", "v[0] = [1]"),
+    Difference(TypeError, "not 'list'|expected number, got numpy", "v[0] = [1]"),
     Difference(TypeError, "boolean array indexing assignment", "a[mask] = [[1, 2]]"),
 )
 
