@@ -92,6 +92,8 @@ class Liveness {
     return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
   }
   void acknowledge();
+  // "rank 1 failed (ValueError: ...)": how it ended, with its error if it left one.
+  std::string in_words(Rank lost) const;
   // The error that ends this rank, for ranks that map its block. Once, and before the report.
   void give_reason(std::string_view reason);
   // Reports to every rank, including this one, that `lost` is gone.
@@ -126,7 +128,6 @@ class Liveness {
   bool post_abort_notices();  // true: all are posted
   void judge(Rank peer, std::uint64_t seen);
   std::string own_silence() const;
-  std::string in_words(Rank lost) const;
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
   const Rank rank_;

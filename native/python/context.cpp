@@ -177,6 +177,8 @@ void bind_context(nb::module_& module) {
            [](const ContextHandle& self, Integer peer, const char* operation) {
              self.context().require_peer(peer.rank(), operation);
            })
+      .def("_loss_in_words", [](const ContextHandle& self,
+                                Rank lost) { return self.context().liveness().in_words(lost); })
       .def("_health",
            [](const ContextHandle& self) {
              nb::list states;

@@ -122,17 +122,17 @@ class GroupSetup:
     def _require_nobody_lost(self, context: _native.ContextCore, during: str) -> None:
         """Raise PeerLost for a loss that ``survivors()`` has not accepted."""
         context._require_peer(context.rank, during)
-        lost = {
-            rank: state
+        lost = [
+            rank
             for rank, state in enumerate(context._health())
             if state not in ("healthy", "closed") and rank not in self.accepted
-        }
+        ]
         if lost:
-            words = ", ".join(f"rank {rank} {state}" for rank, state in lost.items())
+            words = ", ".join(map(context._loss_in_words, lost))
             raise PeerLost(
                 f"{words}, noticed during {during} on rank {context.rank}; "
                 "ctx.survivors() gives the group of those left",
-                min(lost) if len(lost) == 1 else -1,
+                lost[0] if len(lost) == 1 else -1,
             )
 
 
