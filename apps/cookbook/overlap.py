@@ -1,6 +1,6 @@
 """Overlap in a NumPy loop: a layer's gradient travels while the next layer's is computed.
 
-pgasdl run -n 2 apps/cookbook/overlap.py
+pgasdl run -n 3 apps/cookbook/overlap.py
 """
 
 import time
@@ -9,7 +9,7 @@ import numpy as np
 
 import pgasdl
 
-LAYERS, WIDTH, ITERATIONS = 8, 512, 10
+LAYERS, WIDTH, ITERATIONS = 8, 2048, 10
 
 
 def compute() -> None:
@@ -27,7 +27,7 @@ with pgasdl.init(log="warning", progress="thread") as ctx:
         for iteration in range(ITERATIONS):
             for layer in reversed(range(LAYERS)):  # backward
                 compute()
-                exchange.gradient(layer)[:] = ctx.rank + iteration
+                exchange.gradient(layer)[0] = ctx.rank + iteration  # a row stands for all
                 exchange.ready(layer)
                 if not overlapped:
                     exchange.wait(layer)
