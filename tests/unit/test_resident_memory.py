@@ -55,6 +55,7 @@ def test_a_segment_beyond_the_machine_is_told(
 ) -> None:
     monkeypatch.setattr("pgasdl.segment.memory_limit", lambda: 8192)
     monkeypatch.setattr(logging.getLogger("pgasdl"), "propagate", True)
+    caplog.set_level(logging.WARNING, "pgasdl")  # another test may have asked for more
 
     def program(ctx: pgasdl.Context) -> None:
         ctx.segment(8192)
