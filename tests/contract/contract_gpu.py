@@ -1,9 +1,8 @@
 """Segments of contract tests on a GPU, which the tests' programs do not know.
 
-Their memory is that of the driver's double. A program's accesses to ``segment.numpy()`` pass
-through the double's own window, as if each were a copy to or from the device that takes no time;
-what pgasdl does there goes through streams, and an address of it that the host touches ends the
-process.
+Their memory is that of the fake driver. A program's accesses to ``segment.numpy()`` pass through
+the fake driver's own window, as if each were a copy to or from the device that takes no time; what
+pgasdl does there goes through streams, and an address of it that the host touches ends the process.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ def _window(
     if needed == 0:
         return np.empty(shape, element)
     driver = ctypes.CDLL("libcuda.so.1")
-    driver.doubleHostAddress.restype = ctypes.c_void_p
+    driver.fakeHostAddress.restype = ctypes.c_void_p
     there = segment.address if peer is None else segment.address_of(peer)
-    address = driver.doubleHostAddress(ctypes.c_uint64(there + offset))
+    address = driver.fakeHostAddress(ctypes.c_uint64(there + offset))
     window = (ctypes.c_uint8 * needed).from_address(address)
     window.keep = segment  # type: ignore[attr-defined]
     return np.ctypeslib.as_array(window).view(element).reshape(shape)

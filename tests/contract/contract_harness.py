@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from contract_pool import Pool, judged
-from support import cuda_double, mpi_rows
+from support import fake_driver, mpi_rows
 
 from pgasdl.plans import PlanSpec
 
@@ -37,7 +37,7 @@ class Transport:
     Attributes
     ----------
     mpi : key of ``mpi_rows.ROWS``, whose launcher starts the job
-    gpu : segments lie on a GPU, of the driver's double
+    gpu : segments lie on a GPU, of the fake driver
     modules : test modules that this row runs; empty: all
     """
 
@@ -62,7 +62,7 @@ class Transport:
                 pytest.skip(f"{self.name}: {missing}")
             start = partial(pool.run_mpi, mpi_rows.ROWS[self.mpi])
         if self.gpu:
-            command = command | {"gpu": cuda_double.variables(adapter="verbs" in self.name)}
+            command = command | {"gpu": fake_driver.variables(adapter="verbs" in self.name)}
         answers = start(command, ranks, SETTINGS | self.settings | settings, deadline)
         skipped = [answer["skip"] for answer in answers if "skip" in answer]
         if len(skipped) == len(answers):

@@ -13,7 +13,7 @@ It wants the GPU for itself. A part that needs PyTorch, CuPy, a compiler, an MPI
 compute-sanitizer says "not available" without it; a part that fails or is late is noted, and the
 others go on. It ends with 0 if all checks held. ``--all`` adds parts that only confirm what held
 before, ``--only allreduce,training`` runs some, ``--seconds`` limits all, ``--smoke`` takes tiny
-sizes, as tests do on the double of the driver. (``pytest tests/gpu`` always puts the double in
+sizes, as tests do on the fake driver. (``pytest tests/gpu`` always puts the fake driver in
 front of the driver, there, too.)
 """
 

@@ -16,7 +16,7 @@ from tiers import full
 pytestmark = pytest.mark.gate  # the fake driver is built first
 
 PROGRAMS = Path(__file__).parent / "programs"
-Double = Callable[..., dict[str, str]]
+Fake = Callable[..., dict[str, str]]
 
 # Arrays are copied through the host, in some pieces.
 STAGED = {"PGASDL_GPU": "staged", "PGASDL_GPU_PIECE": "512"}
@@ -43,9 +43,9 @@ def told(program: str, *arguments: object, env: dict[str, str], timeout: float =
 
 
 @pytest.mark.parametrize("lacks", full(list(LACKS), quick=3))
-def test_what_a_gpu_lacks(double: Double, lacks: str) -> None:
+def test_what_a_gpu_lacks(fake: Fake, lacks: str) -> None:
     """Each rank is told, and goes on with memory of the host."""
-    for part, ranks in told("short.py", "lacking", env=double(lacks=lacks)).items():
+    for part, ranks in told("short.py", "lacking", env=fake(lacks=lacks)).items():
         wanted = LACKS[lacks].get(part)
         for said in ranks:
             if wanted is None:
@@ -54,19 +54,19 @@ def test_what_a_gpu_lacks(double: Double, lacks: str) -> None:
                 assert said.startswith("UnavailableError: ") and wanted in said, (part, said)
 
 
-def test_gpus_that_do_not_reach_each_other(double: Double) -> None:
+def test_gpus_that_do_not_reach_each_other(fake: Fake) -> None:
     """Neither rank has a segment then."""
-    said = told("short.py", "lacking", "spread", env=double(lacks="peer"))
+    said = told("short.py", "lacking", "spread", env=fake(lacks="peer"))
     assert all("has no peer access" in each for ranks in said.values() for each in ranks), said
-    said = told("short.py", "lacking", "spread", env=double())
+    said = told("short.py", "lacking", "spread", env=fake())
     assert {each for ranks in said.values() for each in ranks} == {"works"}, said
 
 
 @pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
 @pytest.mark.parametrize("step", full([1999, 97]))
-def test_a_failing_call(double: Double, step: int, path: dict[str, str]) -> None:
+def test_a_failing_call(fake: Fake, step: int, path: dict[str, str]) -> None:
     """Wherever it is: errors of ours, in time, nothing is left, and the next run works."""
-    done = told("short.py", "failing", 1, step, env=double() | path, timeout=300)
+    done = told("short.py", "failing", 1, step, env=fake() | path, timeout=300)
     assert done["calls"] > 300
 
 
@@ -93,33 +93,33 @@ def kinds_of(shown: str) -> dict[str, str]:
     return {name: words.split(":")[0] for name, words in said.items()}
 
 
-def test_what_peers_do_not_reach(double: Double) -> None:
+def test_what_peers_do_not_reach(fake: Fake) -> None:
     command = [sys.executable, str(PROGRAMS / "unreached.py")]
-    assert kinds_of(succeeded(command, env=double() | STAGED, timeout=60)) == UNREACHED
+    assert kinds_of(succeeded(command, env=fake() | STAGED, timeout=60)) == UNREACHED
 
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 @pytest.mark.full
-def test_what_peers_do_not_reach_over_mpi(double: Double, mpi: str) -> None:
+def test_what_peers_do_not_reach_over_mpi(fake: Fake, mpi: str) -> None:
     if missing := mpi_rows.missing(mpi):
         pytest.skip(missing)
     row = mpi_rows.ROWS[mpi]
     program = [str(PROGRAMS / "unreached.py"), "job"]
     command = launcher.command(f"--mpi={row.launcher}", "-n", "2", *program)
-    environ = row.environ(double() | {"PGASDL_TRANSPORT": "mpi"})
+    environ = row.environ(fake() | {"PGASDL_TRANSPORT": "mpi"})
     assert kinds_of(succeeded(command, env=environ, timeout=60)) == UNREACHED
 
 
-def test_ranks_that_differ_in_the_way_to_a_gpu(double: Double) -> None:
+def test_ranks_that_differ_in_the_way_to_a_gpu(fake: Fake) -> None:
     program = [str(PROGRAMS / "unreached.py"), "differ"]
     command = launcher.command("-n", "2", "--no-prefix", *program)
-    shown = succeeded(command, env=double(), timeout=60)
+    shown = succeeded(command, env=fake(), timeout=60)
     assert kinds_of(shown) == {"segment": "MismatchError"}
     assert "PGASDL_GPU" in shown
 
 
-def test_wrong_input(double: Double) -> None:
-    said = told("wrong.py", env=double())
+def test_wrong_input(fake: Fake) -> None:
+    said = told("wrong.py", env=fake())
     for part in ("handle", "exchange", "first allreduce", "held allreduce", "allreduce"):
         for rank in said.pop(f"mixed {part}"):
             assert rank[part].startswith("MismatchError: "), rank
@@ -176,12 +176,12 @@ def test_wrong_input(double: Double) -> None:
 )
 @pytest.mark.parametrize("how", ["killed", "late"])
 def test_a_stream_that_waits_for_a_rank(
-    double: Double, path: dict[str, str], how: str, part: str
+    fake: Fake, path: dict[str, str], how: str, part: str
 ) -> None:
     """It goes on soon after the rank is killed, or by its deadline; then the reason is told."""
     program = [str(PROGRAMS / "lost.py"), how, part]
     command = launcher.command("-n", "2", "--no-prefix", *program)
-    done = finished(command, env=double() | path, timeout=60)
+    done = finished(command, env=fake() | path, timeout=60)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
     told = json.loads(line)
     assert told["seconds"] < 10, told  # the deadline is 20 if nothing is lost
@@ -189,9 +189,9 @@ def test_a_stream_that_waits_for_a_rank(
     assert told["said"].startswith(f"{wanted}: ") and words in told["said"], told
 
 
-def test_a_forked_child(double: Double) -> None:
+def test_a_forked_child(fake: Fake) -> None:
     command = launcher.command("-n", "2", "--no-prefix", str(PROGRAMS / "forks.py"))
-    for line in succeeded(command, env=double(), timeout=60).splitlines():
+    for line in succeeded(command, env=fake(), timeout=60).splitlines():
         told = json.loads(line)
         assert told["status"] == 0 and told["right"], told
         kinds = {said.split(":")[0] for said in told["said"].values()}
@@ -200,12 +200,12 @@ def test_a_forked_child(double: Double) -> None:
 
 @pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
 @pytest.mark.parametrize("times", full([20, 200], quick=1))
-def test_nothing_is_left(double: Double, times: int, path: dict[str, str]) -> None:
-    told("short.py", "repeating", times, env=double(delay_us=10) | path)
+def test_nothing_is_left(fake: Fake, times: int, path: dict[str, str]) -> None:
+    told("short.py", "repeating", times, env=fake(delay_us=10) | path)
 
 
 @pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
-def test_streams_get_what_they_wait_for(double: Double, path: dict[str, str]) -> None:
+def test_streams_get_what_they_wait_for(fake: Fake, path: dict[str, str]) -> None:
     """Also if what brings it is closed, or dropped, before."""
     command = [sys.executable, str(PROGRAMS / "ends.py")]
-    assert succeeded(command, env=double(delay_us=3000) | path, timeout=100) == "ok\n"
+    assert succeeded(command, env=fake(delay_us=3000) | path, timeout=100) == "ok\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import cuda_double
+from support import fake_driver
 from support.environment import environment
 from support.launcher import PGASDL
 from support.starting import finished, succeeded
@@ -19,14 +19,14 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 def test_memory_on_gpus() -> None:
-    env = environment(**cuda_double.variables(devices=2))
+    env = environment(**fake_driver.variables(devices=2))
     output = succeeded([sys.executable, str(PROGRAMS / "memory.py")], env=env, timeout=120)
     assert output.split() == ["copies", "interfaces", "bound", "refusals"]
 
 
 def gpus(**settings: object) -> dict[str, Any]:
     """The lines of ``pgasdl topo`` about GPUs."""
-    env = environment(**cuda_double.variables(**settings))
+    env = environment(**fake_driver.variables(**settings))
     done = finished([*PGASDL, "topo", "--json"], env=env, timeout=60)
     told: dict[str, Any] = json.loads(done.stdout)["gpus"]
     return told

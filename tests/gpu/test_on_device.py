@@ -1,4 +1,4 @@
-"""The script for a machine with a GPU, on the double and with tiny sizes."""
+"""The script for a machine with a GPU, on the fake driver and with tiny sizes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def shown(env: dict[str, str], folder: Path, *arguments: str) -> list[dict[str, 
     return parts
 
 
-def test_one_part(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    (part,) = shown(double(devices=1), tmp_path, "--only", "one_sided")
+def test_one_part(fake: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    (part,) = shown(fake(devices=1), tmp_path, "--only", "one_sided")
     assert part["status"] == "done"
     assert [finding["value"] for finding in part["findings"]] == ["holds"] * 4
 
 
-def test_a_machine_with_two(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    (part,) = shown(double(devices=2), tmp_path, "--only", "several")
+def test_a_machine_with_two(fake: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    (part,) = shown(fake(devices=2), tmp_path, "--only", "several")
     assert part["status"] == "done"
     assert [finding["value"] for finding in part["findings"]] == ["holds"] * 2
 
@@ -53,26 +53,26 @@ print(len(where))
 """
 
 
-def test_pinned_pages_may_come_again(double: Callable[..., dict[str, str]]) -> None:
+def test_pinned_pages_may_come_again(fake: Callable[..., dict[str, str]]) -> None:
     """They are given back before they go: the driver refuses what it has registered already."""
     folders = [str(SCRIPT.parent), str(SCRIPT.parent / "programs")]
     command = [sys.executable, "-c", PINNED, *folders]
-    assert int(succeeded(command, env=double(devices=1), timeout=60)) < 20
+    assert int(succeeded(command, env=fake(devices=1), timeout=60)) < 20
 
 
 @pytest.mark.full
-def test_all_parts(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    parts = {part["part"]: part for part in shown(double(devices=1), tmp_path, "--all")}
+def test_all_parts(fake: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    parts = {part["part"]: part for part in shown(fake(devices=1), tmp_path, "--all")}
     for name, part in parts.items():
         possible = {"done", "not available"} if name in ABSENT else {"done"}
         assert part["status"] in possible, part
         assert part["findings"]
 
 
-def test_without_a_gpu(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+def test_without_a_gpu(fake: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(out), "--only", "puts"]
-    done = finished(command, env=double(devices=0), timeout=60)
+    done = finished(command, env=fake(devices=0), timeout=60)
     assert done.returncode == 1
     (part,) = json.loads(out.read_text())["parts"]
     assert part["status"] == "not available"

@@ -23,7 +23,7 @@ inline constexpr Rank kSize = 2;
 inline constexpr std::uint64_t kCount = 600;
 
 template <typename Function>
-Function* of_the_double(const char* name) {
+Function* of_the_driver(const char* name) {
   void* handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   CHECK(handle != nullptr);
   const auto found = reinterpret_cast<Function*>(dlsym(handle, name));
@@ -31,17 +31,17 @@ Function* of_the_double(const char* name) {
   return found;
 }
 
-inline std::string live() { return of_the_double<const char*()>("doubleLive")(); }
+inline std::string live() { return of_the_driver<const char*()>("fakeLive")(); }
 
 inline void fail(const char* entry, std::uint64_t n) {
-  (void)of_the_double<std::uint64_t(const char*, std::uint64_t)>("doubleFail")(entry, n);
+  (void)of_the_driver<std::uint64_t(const char*, std::uint64_t)>("fakeFail")(entry, n);
 }
 
 // From now on calls of this entry wait; "": calls of none.
-inline void block(const char* entry) { of_the_double<void(const char*)>("doubleBlock")(entry); }
+inline void block(const char* entry) { of_the_driver<void(const char*)>("fakeBlock")(entry); }
 
 // How many calls wait.
-inline int blocked() { return of_the_double<int()>("doubleBlocked")(); }
+inline int blocked() { return of_the_driver<int()>("fakeBlocked")(); }
 
 // Makes calls of a driver's entry wait for its lifetime, or a minute if they hold up the test.
 class Blocking {

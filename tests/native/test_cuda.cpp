@@ -1,5 +1,5 @@
 // The CUDA driver's loader and the fake driver. Without an argument, tests what must hold with a
-// correct fake driver. With one, runs a part that tests/gpu/test_double.py starts with another
+// correct fake driver. With one, runs a part that tests/gpu/test_fake_driver.py starts with another
 // driver, or that ends the process.
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ using namespace pgasdl;
 using namespace pgasdl::cuda;
 
 constexpr std::size_t kBytes = std::size_t{2} << 20;
-constexpr const char* kPtx = ".version 7.0\n.target sm_80\n.visible .entry double_add()\n";
+constexpr const char* kPtx = ".version 7.0\n.target sm_80\n.visible .entry fake_add()\n";
 constexpr Result kInvalidContext = 201;
 constexpr Result kInvalidHandle = 400;
 constexpr Result kNotFound = 500;
@@ -42,13 +42,13 @@ void done(Result result) {
 }
 
 template <typename Function>
-Function from_the_double(const char* name) {
+Function from_the_driver(const char* name) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   CHECK(library != nullptr);
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-std::string live() { return from_the_double<const char* (*)()>("doubleLive")(); }
+std::string live() { return from_the_driver<const char* (*)()>("fakeLive")(); }
 
 // Physical memory of a device at an address.
 struct Block {
@@ -120,7 +120,7 @@ using Word = Pinned<std::atomic<std::uint32_t>, 1>;
 struct Adder {
   Adder() {
     done(driver().module_load_data(&module, kPtx));
-    done(driver().module_get_function(&function, module, "double_add"));
+    done(driver().module_get_function(&function, module, "fake_add"));
   }
   ~Adder() { driver().module_unload(module); }
   Adder(const Adder&) = delete;
@@ -144,7 +144,7 @@ void tells_about_devices() {
   CHECK(attribute(0, static_cast<DeviceAttribute>(9999)) == 0);
   char name[32];
   done(driver().device_get_name(name, sizeof name, 1));
-  CHECK(std::strcmp(name, "Double 1") == 0);
+  CHECK(std::strcmp(name, "Fake 1") == 0);
   Uuid uuids[2];
   for (Device device : {0, 1}) done(driver().device_get_uuid(&uuids[device], device));
   CHECK(std::memcmp(&uuids[0], &uuids[1], sizeof(Uuid)) != 0);
@@ -333,7 +333,7 @@ void capturing_streams_say_so() {
   int status = -1;
   done(driver().stream_is_capturing(stream.stream, &status));
   CHECK(status == 0);
-  const auto set = from_the_double<int (*)(Stream, int)>("doubleSetCapturing");
+  const auto set = from_the_driver<int (*)(Stream, int)>("fakeSetCapturing");
   done(set(stream.stream, 1));
   done(driver().stream_is_capturing(stream.stream, &status));
   CHECK(status == 1);
@@ -405,7 +405,7 @@ void forks() {
     fails(ErrorKind::kUnavailable, "CUDA does not outlive a fork",
           [] { const Current current(0); });
     int count = 0;
-    const auto get_count = from_the_double<Result (*)(int*)>("cuDeviceGetCount");
+    const auto get_count = from_the_driver<Result (*)(int*)>("cuDeviceGetCount");
     std::printf("the driver itself: %d\n", get_count(&count));
     std::fflush(stdout);
     _exit(0);

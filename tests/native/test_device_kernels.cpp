@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "gpu/double/grid.hpp"
+#include "gpu/fake_driver/grid.hpp"
 #include "reduce/device_kernels.cu"
 #include "reduce/device_launch.hpp"
 #include "reduce_cases.hpp"

@@ -1,4 +1,4 @@
-"""Arrays on a GPU over verbs, by way of the host and by the adapter; the GPU is a double."""
+"""Arrays on a GPU over verbs, by way of the host and by the adapter; the driver is a fake one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hosts
 import pytest
 import rig
 from hosts import Job
-from support import cuda_double
+from support import fake_driver
 from support.places import INSTALLED, TESTS
 
 pytestmark = pytest.mark.full
@@ -22,13 +22,13 @@ QUIET = {"PGASDL_LOG": "warning"}
 PARTS = ["allreduces", "handles", "exchanges"]
 
 
-def told(*program: object, before: str = "", adapter: bool = False, **double: object) -> str:
+def told(*program: object, before: str = "", adapter: bool = False, **fake: object) -> str:
     """The output of ranks in a guest, whose adapter may reach the GPU's memory.
 
     ``before`` : commands of a shell
     """
     ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", "2", "--no-prefix", *program]
-    environ = cuda_double.variables(adapter=adapter, **double) | {
+    environ = fake_driver.variables(adapter=adapter, **fake) | {
         "PYTHONPATH": f"{INSTALLED}:{TESTS}",
         "PGASDL_TRANSPORT": "verbs",
         "PGASDL_GPU_PIECE": "768",
@@ -50,11 +50,11 @@ def test_collectives_by_the_adapter() -> None:
 
 def test_collectives_of_two_nodes(tmp_path: Path) -> None:
     """Between two nodes the adapter carries what the nodes' ranks map inside."""
-    double = cuda_double.variables(adapter=True)
+    fake = fake_driver.variables(adapter=True)
     program = "gpu/programs/collectives.py"
     parts = ["handles", "exchanges"]
     job = Job("gpu", program, [[0, 1], [2, 3]], ["0", *parts], QUIET, seconds=250)
-    story = hosts.run(tmp_path, [job], memory=ROOM, env=double)["gpu"].check(4)
+    story = hosts.run(tmp_path, [job], memory=ROOM, env=fake)["gpu"].check(4)
     assert story.of(0) == [json.dumps(parts)], str(story)
 
 
@@ -65,9 +65,9 @@ FLUSHED = {"lacks": "writes-ordering"}
 PEERMEM = "mount -t tmpfs none /sys/module && mkdir /sys/module/nvidia_peermem && "
 
 
-@pytest.mark.parametrize("double", [{}, FLUSHED], ids=["ordered", "flushed"])
-def test_one_sided_by_the_adapter(double: dict[str, str]) -> None:
-    assert "right" in told(PROGRAMS / "adapter.py", adapter=True, **double)
+@pytest.mark.parametrize("fake", [{}, FLUSHED], ids=["ordered", "flushed"])
+def test_one_sided_by_the_adapter(fake: dict[str, str]) -> None:
+    assert "right" in told(PROGRAMS / "adapter.py", adapter=True, **fake)
 
 
 def test_one_sided_by_addresses() -> None:

@@ -4,7 +4,7 @@
 other's memory; 0: processes that a launcher started, ``abreast 0`` each on a GPU of its own,
 ``apart 0`` where each sees only that.
 
-Streams of the double are late: a step that does not wait for its stream works on old bytes.
+Streams of the fake driver are late: a step that does not wait for its stream works on old bytes.
 """
 
 from __future__ import annotations

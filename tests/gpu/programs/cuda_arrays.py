@@ -179,7 +179,7 @@ def cut(ctx: Any, count: int, dtype: npt.DTypeLike, like: Array | None = None) -
 
 @contextlib.contextmanager
 def capturing(stream: Stream) -> Iterator[None]:
-    """Let the double say that a stream records a graph."""
-    call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 1)
+    """Let the fake driver say that a stream records a graph."""
+    call("fakeSetCapturing", ctypes.c_void_p(stream.handle), 1)
     yield
-    call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 0)
+    call("fakeSetCapturing", ctypes.c_void_p(stream.handle), 0)

@@ -2,7 +2,7 @@
 
 A program frees memory, loads a module or copies to pageable memory behind a collective for which
 another rank is late. On some of these the driver waits for the stream, and lets no other thread
-enqueue anything meanwhile. The double is told to do the same.
+enqueue anything meanwhile. The fake driver is told to do the same.
 """
 
 from __future__ import annotations

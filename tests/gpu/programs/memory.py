@@ -106,7 +106,7 @@ def refusals(ctx: Any) -> None:
         seen = refusal(pgasdl.BufferRefused, lambda: reduce(array, "max"))  # noqa: B023
         assert "a GPU does sums and means" in seen
     seen = refusal(pgasdl.UnavailableError, lambda: ctx.segment(8, device="cuda:2"))
-    assert seen == "device cuda:2: this process sees cuda:0 (Double 0), cuda:1 (Double 1)"
+    assert seen == "device cuda:2: this process sees cuda:0 (Fake 0), cuda:1 (Fake 1)"
     ctx.barrier()
     segment.delete()
     refusal(pgasdl.SegmentError, lambda: segment.__cuda_array_interface__)
@@ -116,7 +116,7 @@ def refusals(ctx: Any) -> None:
 
 def main() -> None:
     first, second = gpus.survey().gpus
-    assert (first.name, first.peers, second.peers) == ("Double 0", [1], [0])
+    assert (first.name, first.peers, second.peers) == ("Fake 0", [1], [0])
     assert (first.pci_address, first.sharing) == ("0000:10:00.0", "descriptor")
     assert first.uuid != second.uuid and len(first.uuid) == len("GPU-") + 36
     for program in (copies, interfaces, bound, refusals):

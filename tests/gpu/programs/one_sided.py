@@ -1,4 +1,4 @@
-"""One-sided operations ordered on streams of a GPU, which the double lets run late."""
+"""One-sided operations ordered on streams of a GPU, which the fake driver lets run late."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A short program that uses a GPU in every way, by two ranks that are threads; and what it leaves.
 
-``short.py lacking`` runs it once, on a double that lacks something, and then uses memory of the
-host; ``spread`` behind it: each rank has a GPU of its own. ``short.py failing FIRST STEP`` runs it
-with one failing call after the other. ``short.py repeating N`` makes and closes everything N times
-in one context.
+``short.py lacking`` runs it once, on a fake driver that lacks something, and then uses memory of
+the host; ``spread`` behind it: each rank has a GPU of its own. ``short.py failing FIRST STEP`` runs
+it with one failing call after the other. ``short.py repeating N`` makes and closes everything N
+times in one context.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ RELEASES = (
 # Their number of calls is random.
 POLLED = ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuEventQuery")
 
-_double = ctypes.CDLL("libcuda.so.1")
-_double.doubleLive.restype = ctypes.c_char_p
-_double.doubleFailed.restype = ctypes.c_char_p
-_double.doubleFail.restype = ctypes.c_uint64
-_double.doubleFail.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+_driver = ctypes.CDLL("libcuda.so.1")
+_driver.fakeLive.restype = ctypes.c_char_p
+_driver.fakeFailed.restype = ctypes.c_char_p
+_driver.fakeFail.restype = ctypes.c_uint64
+_driver.fakeFail.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
 
 
 def fail(name: str, n: int) -> int:
     """Let the driver's ``n``-th call of a name from now on fail; return the calls so far."""
-    calls: int = _double.doubleFail(name.encode(), n)
+    calls: int = _driver.fakeFail(name.encode(), n)
     return calls
 
 
 def live() -> dict[str, int]:
     """The things that the process has not given back to the driver."""
-    told: dict[str, int] = json.loads(_double.doubleLive())
+    told: dict[str, int] = json.loads(_driver.fakeLive())
     return told
 
 
@@ -233,7 +233,7 @@ def failing(rig: Rig, first: int, step: int) -> None:
         fail(*call)
         begun = time.monotonic()
         raised = rig.run()
-        failed = _double.doubleFailed()
+        failed = _driver.fakeFailed()
         seconds = time.monotonic() - begun
         fail("any", 0)
         name = failed.decode() if failed else "none"

@@ -11,7 +11,7 @@
 
 #include "memory.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 struct Place {
@@ -21,7 +21,7 @@ struct Place {
   ino_t file;  // another file may have the descriptor by then
 };
 static_assert(sizeof(Place) <= sizeof(IpcMemHandle));
-constexpr char kMagic[8] = "DOUBLE1";
+constexpr char kMagic[8] = "FAKECU1";
 
 struct Opened {
   DevicePtr address;
@@ -108,4 +108,4 @@ Result ipc_close_mem_handle(DevicePtr address) {
   return kInvalidValue;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace gpu_double {
+namespace fake_cuda {
 
 template <typename Object>
 class Handles {
@@ -44,4 +44,4 @@ class Handles {
   std::unordered_map<Object*, std::shared_ptr<Object>> objects_;
 };
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

@@ -1,4 +1,4 @@
-"""The loader of the CUDA driver in front of sound, absent, old and failing drivers; the double."""
+"""The loader of the CUDA driver, in front of sound, absent, old and failing ones; the fake one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import cuda_double
+from support import fake_driver
 from support.environment import environment
 from support.places import ROOT
 from support.starting import finished
 
 pytestmark = pytest.mark.gate  # the fake driver is built first
 
-Double = Callable[..., dict[str, str]]
+Fake = Callable[..., dict[str, str]]
 
 TABLE = ROOT / "native" / "sys" / "cuda.hpp"
 # A driver that has the entries of the tables that are given, and does nothing.
@@ -34,7 +34,7 @@ TABLES
 
 def part(name: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """How a part of the test program ended."""
-    program = cuda_double.built().folder / "tests" / "test_cuda"
+    program = fake_driver.built().folder / "tests" / "test_cuda"
     return finished([str(program), name], env=env, timeout=60)
 
 
@@ -55,24 +55,24 @@ def driver(folder: Path, tables: str) -> dict[str, str]:
     return environment(LD_LIBRARY_PATH=str(folder))
 
 
-def test_everything_holds_in_front_of_a_sound_double(double: Double) -> None:
-    told("all", double())
+def test_everything_holds_in_front_of_a_sound_driver(fake: Fake) -> None:
+    told("all", fake())
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_everything_holds_with_longer_delays(double: Double, seed: int) -> None:
-    told("all", double(delay_us=1000, seed=seed))
+def test_everything_holds_with_longer_delays(fake: Fake, seed: int) -> None:
+    told("all", fake(delay_us=1000, seed=seed))
 
 
 def test_without_a_driver_there_is_a_reason(tmp_path: Path) -> None:
-    cuda_double.built()
+    fake_driver.built()
     text = told("loads_twice", environment(LD_LIBRARY_PATH=str(tmp_path)))
     assert text.count("missing: no CUDA driver here: libcuda.so.1: ") == 2
     assert "install NVIDIA's driver" in text
 
 
 def test_a_driver_without_an_entry_is_too_old(tmp_path: Path) -> None:
-    cuda_double.built()
+    fake_driver.built()
     text = told("loads", driver(tmp_path, 'DEFINE(init, "cuInit", (unsigned flags))'))
     assert "libcuda.so.1 has no cuDriverGetVersion: too old?" in text
     assert "CUDA 11.7 or a later one" in text
@@ -80,7 +80,7 @@ def test_a_driver_without_an_entry_is_too_old(tmp_path: Path) -> None:
 
 def test_optional_entries_may_be_missing(tmp_path: Path) -> None:
     # This driver reports zero devices: it leaves the number as it was.
-    cuda_double.built()
+    fake_driver.built()
     text = told("loads", driver(tmp_path, "PGASDL_CUDA_FUNCTIONS(DEFINE)"))
     assert "no CUDA device here" in text
 
@@ -89,50 +89,48 @@ def test_optional_entries_may_be_missing(tmp_path: Path) -> None:
     ("variables", "words"),
     [
         ({"CUDA_VISIBLE_DEVICES": ""}, "CUDA_ERROR_NO_DEVICE"),
-        ({"DOUBLE_FAIL": "init:1:803"}, "reload it or restart the machine"),
-        ({"DOUBLE_FAIL": "cuInit:1:999"}, "is the kernel module nvidia_uvm loaded"),
-        ({"DOUBLE_FAIL": "init:1:34"}, "look into LD_LIBRARY_PATH"),
-        ({"DOUBLE_FAIL": "device_get_count:1"}, "cuDeviceGetCount: CUDA_ERROR_UNKNOWN"),
+        ({"FAKE_FAIL": "init:1:803"}, "reload it or restart the machine"),
+        ({"FAKE_FAIL": "cuInit:1:999"}, "is the kernel module nvidia_uvm loaded"),
+        ({"FAKE_FAIL": "init:1:34"}, "look into LD_LIBRARY_PATH"),
+        ({"FAKE_FAIL": "device_get_count:1"}, "cuDeviceGetCount: CUDA_ERROR_UNKNOWN"),
     ],
 )
-def test_a_driver_that_fails_says_why(
-    double: Double, variables: dict[str, str], words: str
-) -> None:
-    text = told("loads", double() | variables)
+def test_a_driver_that_fails_says_why(fake: Fake, variables: dict[str, str], words: str) -> None:
+    text = told("loads", fake() | variables)
     assert text.startswith("missing: no CUDA device here: ") and words in text
 
 
-def test_a_failed_attempt_is_repeated(double: Double) -> None:
-    first, second = told("loads_twice", double(fail="init:1:999")).splitlines()
+def test_a_failed_attempt_is_repeated(fake: Fake) -> None:
+    first, second = told("loads_twice", fake(fail="init:1:999")).splitlines()
     assert first.startswith("missing: ") and second == "2 device(s)"
 
 
-def test_visible_devices_are_counted(double: Double) -> None:
-    assert told("loads", double(devices=4)).startswith("4 ")
-    assert told("loads", double(devices=4) | {"CUDA_VISIBLE_DEVICES": "3,1"}).startswith("2 ")
+def test_visible_devices_are_counted(fake: Fake) -> None:
+    assert told("loads", fake(devices=4)).startswith("4 ")
+    assert told("loads", fake(devices=4) | {"CUDA_VISIBLE_DEVICES": "3,1"}).startswith("2 ")
 
 
 @pytest.mark.parametrize("entry", ["mem_create", "cuMemMap", "mem_set_access"])
-def test_the_call_that_is_named_fails(double: Double, entry: str) -> None:
-    done = part("creates", double(fail=f"{entry}:1:2"))
+def test_the_call_that_is_named_fails(fake: Fake, entry: str) -> None:
+    done = part("creates", fake(fail=f"{entry}:1:2"))
     assert done.returncode == 1 and "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
-    assert told("creates", double(fail=f"{entry}:2:2")) == "created\n"
+    assert told("creates", fake(fail=f"{entry}:2:2")) == "created\n"
 
 
-def test_any_call_fails_by_its_number(double: Double) -> None:
-    outcomes = [part("creates", double(fail=f"any:{n}")).returncode for n in range(1, 30)]
+def test_any_call_fails_by_its_number(fake: Fake) -> None:
+    outcomes = [part("creates", fake(fail=f"any:{n}")).returncode for n in range(1, 30)]
     assert outcomes[0] != 0 and outcomes[-1] == 0
     assert outcomes == sorted(outcomes, key=lambda code: code == 0), outcomes
 
 
-def test_host_memory_may_have_other_addresses_on_devices(double: Double) -> None:
-    told("all", double(lacks="host-pointer"))
+def test_host_memory_may_have_other_addresses_on_devices(fake: Fake) -> None:
+    told("all", fake(lacks="host-pointer"))
 
 
-def test_what_is_lacking_is_not_supported(double: Double) -> None:
-    features = [line.split()[0] for line in told("tries", double()).splitlines()]
+def test_what_is_lacking_is_not_supported(fake: Fake) -> None:
+    features = [line.split()[0] for line in told("tries", fake()).splitlines()]
     for lacking in features:
-        lines = told("tries", double(lacks=f"unified-addressing,{lacking}")).splitlines()
+        lines = told("tries", fake(lacks=f"unified-addressing,{lacking}")).splitlines()
         results = {name: int(result) for name, result in map(str.split, lines)}
         # A stream cannot reach words in host memory that cannot be registered.
         also = {"stream-values", "wait-value-nor"} if lacking == "host-register" else set()
@@ -142,38 +140,38 @@ def test_what_is_lacking_is_not_supported(double: Double) -> None:
 
 
 @pytest.mark.parametrize("feature", ["vmm", "posix-handles"])
-def test_memory_that_cannot_be_made_is_not_supported(double: Double, feature: str) -> None:
-    done = part("creates", double(lacks=f"dmabuf,{feature}"))
+def test_memory_that_cannot_be_made_is_not_supported(fake: Fake, feature: str) -> None:
+    done = part("creates", fake(lacks=f"dmabuf,{feature}"))
     assert done.returncode == 1 and "CUDA_ERROR_NOT_SUPPORTED" in done.stderr
 
 
-def test_a_host_that_touches_device_memory_dies(double: Double) -> None:
-    done = part("host_touches", double())
+def test_a_host_that_touches_device_memory_dies(fake: Fake) -> None:
+    done = part("host_touches", fake())
     assert done.returncode == -signal.SIGSEGV and done.stderr == "touching\n"
 
 
-def test_a_kernel_that_touches_other_memory_ends_its_context(double: Double) -> None:
-    assert told("kernel_touches", double()) == "refused\n"
+def test_a_kernel_that_touches_other_memory_ends_its_context(fake: Fake) -> None:
+    assert told("kernel_touches", fake()) == "refused\n"
 
 
-def test_a_missing_wait_shows(double: Double) -> None:
-    text = told("forgets_to_wait", double(delay_us=1000))
+def test_a_missing_wait_shows(fake: Fake) -> None:
+    text = told("forgets_to_wait", fake(delay_us=1000))
     assert text == "too early: some without, 0 with\n"
 
 
-def test_cuda_does_not_outlive_a_fork(double: Double) -> None:
-    loaded, itself = told("forks", double()).splitlines()
+def test_cuda_does_not_outlive_a_fork(fake: Fake) -> None:
+    loaded, itself = told("forks", fake()).splitlines()
     assert loaded.startswith("missing: a parent of this process used CUDA")
     assert "start processes by spawn" in loaded
     assert itself == "the driver itself: 3"
 
 
-def test_processes_share_allocations(double: Double) -> None:
-    assert told("shares", double()) == "3 after the other added 3\n"
+def test_processes_share_allocations(fake: Fake) -> None:
+    assert told("shares", fake()) == "3 after the other added 3\n"
 
 
-def test_calls_at_the_end_of_the_process_are_refused(double: Double) -> None:
-    assert told("ends", double()) == "at the end: 4\n"
+def test_calls_at_the_end_of_the_process_are_refused(fake: Fake) -> None:
+    assert told("ends", fake()) == "at the end: 4\n"
 
 
 def test_the_table_has_each_entry_once() -> None:

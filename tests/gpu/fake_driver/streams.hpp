@@ -12,9 +12,9 @@
 #include <mutex>
 #include <vector>
 
-#include "double.hpp"
+#include "fake_driver.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 
 // Raised once, by the operation that it belongs to. Never freed: counting references to it would
 // add an order that CUDA does not promise.
@@ -52,19 +52,19 @@ std::vector<const Marker*> last_operations();
 std::size_t n_streams();
 std::size_t n_events();
 
-}  // namespace gpu_double
+}  // namespace fake_cuda
 
 struct pgasdl::cuda::StreamObject {
   explicit StreamObject(Context in, unsigned stream_flags)
-      : context(in), flags(stream_flags), head(new gpu_double::Operation), tail(head) {}
+      : context(in), flags(stream_flags), head(new fake_cuda::Operation), tail(head) {}
 
   const Context context;
   const unsigned flags;
   std::atomic<bool> capturing{false};
-  gpu_double::Operation* head;  // of the stream's thread: its present or last operation
+  fake_cuda::Operation* head;  // of the stream's thread: its present or last operation
 
   std::mutex mutex;  // held by submitting threads
-  gpu_double::Operation* tail;
-  std::deque<gpu_double::Marker> markers;     // of all operations
+  fake_cuda::Operation* tail;
+  std::deque<fake_cuda::Marker> markers;      // of all operations
   std::atomic<std::uint32_t> n_submitted{0};  // the stream's thread sleeps on it
 };

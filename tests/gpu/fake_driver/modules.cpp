@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "double_kernels.hpp"
+#include "fake_kernels.hpp"
 #include "handles.hpp"
 #include "memory.hpp"
 #include "streams.hpp"
 
 struct pgasdl::cuda::FunctionObject {
-  const gpu_double::DoubleKernel* kernel;
+  const fake_cuda::FakeKernel* kernel;
   Context context;
 };
 
@@ -26,11 +26,11 @@ struct pgasdl::cuda::ModuleObject {
   std::list<FunctionObject> functions;
 };
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
-std::map<std::string_view, const DoubleKernel*>& kernels() {
-  static auto& all = *new std::map<std::string_view, const DoubleKernel*>;
+std::map<std::string_view, const FakeKernel*>& kernels() {
+  static auto& all = *new std::map<std::string_view, const FakeKernel*>;
   return all;
 }
 
@@ -42,7 +42,7 @@ Handles<ModuleObject>& modules() {
 // The parameters' values when the kernel was launched.
 class Parameters {
  public:
-  Parameters(const DoubleKernel& kernel, void** given) {
+  Parameters(const FakeKernel& kernel, void** given) {
     for (std::size_t i = 0; i < kernel.parameter_bytes.size(); ++i) {
       const std::size_t bytes = kernel.parameter_bytes[i];
       auto& copy = copies_.emplace_back((bytes + sizeof(Unit) - 1) / sizeof(Unit));
@@ -70,7 +70,7 @@ bool is_launchable(Dim grid, Dim block, unsigned shared_bytes) {
 
 }  // namespace
 
-DoubleKernel::DoubleKernel(const char* kernel, Run function, std::vector<std::size_t> bytes)
+FakeKernel::FakeKernel(const char* kernel, Run function, std::vector<std::size_t> bytes)
     : name(kernel), run(function), parameter_bytes(std::move(bytes)) {
   kernels()[name] = this;
 }
@@ -121,7 +121,7 @@ Result launch_kernel(Function function, unsigned grid_x, unsigned grid_y, unsign
   const Dim block{block_x, block_y, block_z};
   if (function == nullptr || function->context != stream->context) return kInvalidHandle;
   if (extra != nullptr || !is_launchable(grid, block, shared_bytes)) return kInvalidValue;
-  const DoubleKernel& kernel = *function->kernel;
+  const FakeKernel& kernel = *function->kernel;
   if (parameters == nullptr && !kernel.parameter_bytes.empty()) return kInvalidValue;
   submit(*stream, [&kernel, grid, block, copies = Parameters(kernel, parameters),
                    device = stream->context->device]() mutable {
@@ -144,4 +144,4 @@ Result launch_host_func(Stream handle, HostFunction function, void* argument) {
   return kSuccess;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

@@ -8,7 +8,7 @@
 
 #include "streams.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 // Locks of calls that enqueue, and of calls that make or release: a waiting call holds one or both.
@@ -23,7 +23,7 @@ constexpr Entry kSpoil[] = {Entry::event_query, Entry::mem_alloc, Entry::mem_hos
                             Entry::mem_host_unregister};
 
 bool holds() {
-  static const bool on = environment_number("DOUBLE_HOLDS", 0) != 0;
+  static const bool on = environment_number("FAKE_HOLDS", 0) != 0;
   return on;
 }
 
@@ -84,4 +84,4 @@ Result thread_exchange_capture_mode(int* mode) {
   return kSuccess;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

@@ -1,12 +1,12 @@
 // A kernel for the tests of the fake driver itself.
 #include <cstdint>
 
-#include "double_kernels.hpp"
+#include "fake_kernels.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
-// double_add(uint32_t* numbers, uint32_t count, uint32_t summand)
+// fake_add(uint32_t* numbers, uint32_t count, uint32_t summand)
 void add(void** parameters, Dim, Dim) {
   const auto count = *static_cast<std::uint32_t*>(parameters[1]);
   const auto summand = *static_cast<std::uint32_t*>(parameters[2]);
@@ -14,8 +14,8 @@ void add(void** parameters, Dim, Dim) {
   for (std::uint32_t i = 0; i < count; ++i) numbers[i] += summand;
 }
 
-const DoubleKernel kAdd("double_add", add,
-                        {sizeof(std::uint32_t*), sizeof(std::uint32_t), sizeof(std::uint32_t)});
+const FakeKernel kAdd("fake_add", add,
+                      {sizeof(std::uint32_t*), sizeof(std::uint32_t), sizeof(std::uint32_t)});
 
 }  // namespace
-}  // namespace gpu_double
+}  // namespace fake_cuda

@@ -8,10 +8,10 @@
 
 #include "memory.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
-// Features that DOUBLE_LACKS may name, besides peer, ipc, stream-values and host-register.
+// Features that FAKE_LACKS may name, besides peer, ipc, stream-values and host-register.
 struct Feature {
   DeviceAttribute attribute;
   const char* name;
@@ -74,7 +74,7 @@ const Words* words_of(Result result) {
 const std::vector<int>& devices() {
   static const auto& all = *[] {
     auto* made = new std::vector<int>;
-    const int n = static_cast<int>(environment_number("DOUBLE_DEVICES", 2));
+    const int n = static_cast<int>(environment_number("FAKE_DEVICES", 2));
     const char* selected = std::getenv("CUDA_VISIBLE_DEVICES");
     if (selected == nullptr) {
       for (int i = 0; i < n; ++i) made->push_back(i);
@@ -162,14 +162,14 @@ Result device_get_name(char* name, int length, Device device) {
   if (const Result refused = enter(Entry::device_get_name, Needs::kDriver)) return refused;
   if (!is_device(device)) return kInvalidDevice;
   if (length <= 0) return kInvalidValue;
-  std::snprintf(name, static_cast<std::size_t>(length), "Double %d", physical(device));
+  std::snprintf(name, static_cast<std::size_t>(length), "Fake %d", physical(device));
   return kSuccess;
 }
 
 Result device_get_uuid(Uuid* uuid, Device device) {
   if (const Result refused = enter(Entry::device_get_uuid, Needs::kDriver)) return refused;
   if (!is_device(device)) return kInvalidDevice;
-  std::memcpy(uuid->bytes, "a test's double", sizeof uuid->bytes);
+  std::memcpy(uuid->bytes, "the fake device", sizeof uuid->bytes);
   uuid->bytes[15] = static_cast<char>(physical(device));
   return kSuccess;
 }
@@ -206,7 +206,7 @@ Result device_get_attribute(int* value, DeviceAttribute attribute, Device device
 Result device_total_mem(std::size_t* bytes, Device device) {
   if (const Result refused = enter(Entry::device_total_mem, Needs::kDriver)) return refused;
   if (!is_device(device)) return kInvalidDevice;
-  *bytes = environment_number("DOUBLE_MEMORY", std::uint64_t{8} << 30);
+  *bytes = environment_number("FAKE_MEMORY", std::uint64_t{8} << 30);
   return kSuccess;
 }
 
@@ -272,4 +272,4 @@ Result ctx_pop(Context* context) {
   return kSuccess;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

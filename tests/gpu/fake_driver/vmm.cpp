@@ -13,7 +13,7 @@
 #include "memory.hpp"
 #include "streams.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 struct Held {
@@ -334,4 +334,4 @@ Result flush_gpu_direct_rdma_writes(int, int) {
   return lacks("flush-writes") ? kNotSupported : kSuccess;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

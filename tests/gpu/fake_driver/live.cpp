@@ -6,12 +6,12 @@
 #include "memory.hpp"
 #include "streams.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 std::size_t n_modules();
 }
 
-extern "C" __attribute__((visibility("default"))) const char* doubleLive() {
-  using namespace gpu_double;
+extern "C" __attribute__((visibility("default"))) const char* fakeLive() {
+  using namespace fake_cuda;
   static thread_local char text[512];
   const std::shared_lock lock(memory().mutex);
   std::snprintf(text, sizeof text,
@@ -23,9 +23,9 @@ extern "C" __attribute__((visibility("default"))) const char* doubleLive() {
   return text;
 }
 
-extern "C" __attribute__((visibility("default"))) void* doubleHostAddress(
+extern "C" __attribute__((visibility("default"))) void* fakeHostAddress(
     pgasdl::cuda::DevicePtr address) {
-  using namespace gpu_double;
+  using namespace fake_cuda;
   const std::shared_lock lock(memory().mutex);
   pgasdl::cuda::DevicePtr first = 0;
   const Mapping* mapping = memory().find(address, &first);

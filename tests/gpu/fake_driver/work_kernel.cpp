@@ -1,9 +1,9 @@
 // The kernel of tests/gpu/on_device/work.ptx, which takes its time.
 #include <cstdint>
 
-#include "double_kernels.hpp"
+#include "fake_kernels.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 void work(void** parameters, Dim, Dim) {
@@ -12,7 +12,7 @@ void work(void** parameters, Dim, Dim) {
   while (turn < turns) turn = turn + 1;
 }
 
-const DoubleKernel kWork("on_device_work", work, {sizeof(std::uint64_t), sizeof(std::uint64_t)});
+const FakeKernel kWork("on_device_work", work, {sizeof(std::uint64_t), sizeof(std::uint64_t)});
 
 }  // namespace
-}  // namespace gpu_double
+}  // namespace fake_cuda

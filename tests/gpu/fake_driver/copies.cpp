@@ -6,7 +6,7 @@
 #include "memory.hpp"
 #include "streams.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 constexpr unsigned kWaitValueAnd = 2;
@@ -112,4 +112,4 @@ Result stream_write_value(Stream handle, DevicePtr address, std::uint32_t value,
   return kSuccess;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

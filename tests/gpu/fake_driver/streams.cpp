@@ -20,10 +20,10 @@ struct pgasdl::cuda::EventObject {
 
   const Context context;
   std::mutex mutex;
-  const gpu_double::Marker* recorded = nullptr;  // null: never
+  const fake_cuda::Marker* recorded = nullptr;  // null: never
 };
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 Handles<StreamObject>& streams() {
@@ -49,8 +49,8 @@ void wake(const std::atomic<std::uint32_t>& word) {
 class Delay {
  public:
   explicit Delay(std::uint64_t stream)
-      : random_(environment_number("DOUBLE_SEED", 0) + stream),
-        most_(0, environment_number("DOUBLE_DELAY_US", 50)) {}
+      : random_(environment_number("FAKE_SEED", 0) + stream),
+        most_(0, environment_number("FAKE_DELAY_US", 50)) {}
 
   void operator()() {
     if (most_.max() == 0) return;
@@ -290,15 +290,15 @@ Result event_destroy(Event event) {
   return events().remove(event) == nullptr ? kInvalidHandle : kSuccess;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda
 
 // For tests: begins or ends a stream's capture into a graph; at the end, returns its outcome.
-extern "C" __attribute__((visibility("default"))) int doubleSetCapturing(
-    pgasdl::cuda::Stream handle, int capturing) {
-  const auto stream = gpu_double::streams().find(handle);
-  if (stream == nullptr) return gpu_double::kInvalidHandle;
+extern "C" __attribute__((visibility("default"))) int fakeSetCapturing(pgasdl::cuda::Stream handle,
+                                                                       int capturing) {
+  const auto stream = fake_cuda::streams().find(handle);
+  if (stream == nullptr) return fake_cuda::kInvalidHandle;
   stream->capturing.store(capturing != 0, std::memory_order_relaxed);
-  if (capturing == 0) return gpu_double::end_capture();
-  gpu_double::begin_capture();
-  return gpu_double::kSuccess;
+  if (capturing == 0) return fake_cuda::end_capture();
+  fake_cuda::begin_capture();
+  return fake_cuda::kSuccess;
 }

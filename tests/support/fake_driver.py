@@ -19,15 +19,15 @@ from building import Build, missing_tools
 def built() -> Build:
     """Build the fake driver and its test program, or skip the test."""
     if missing := missing_tools():
-        pytest.skip(f"building the double of the CUDA driver needs {', '.join(missing)}")
+        pytest.skip(f"building the fake CUDA driver needs {', '.join(missing)}")
     build = Build("plain")
-    build.make("cuda_double", "cuda_double_rdma", "test_cuda")
+    build.make("fake_driver", "fake_rdma", "test_cuda")
     return build
 
 
 def folder() -> Path:
     """Where the ``libcuda.so.1`` lies."""
-    return built().folder / "cuda_double"
+    return built().folder / "fake_driver"
 
 
 def variables(*, adapter: bool = False, **settings: object) -> dict[str, str]:
@@ -37,9 +37,9 @@ def variables(*, adapter: bool = False, **settings: object) -> dict[str, str]:
     ----------
     adapter : adapters reach its memory
     settings : the fake driver's own, in lower case and without its prefix: ``devices=1``,
-        ``lacks="vmm,dmabuf"``; ``tests/gpu/double/double.hpp`` lists them
+        ``lacks="vmm,dmabuf"``; ``tests/gpu/fake_driver/fake_driver.hpp`` lists them
     """
-    own = {f"DOUBLE_{name.upper()}": str(value) for name, value in settings.items()}
+    own = {f"FAKE_{name.upper()}": str(value) for name, value in settings.items()}
     paths = [str(folder()), os.environ.get("LD_LIBRARY_PATH", "")]
     own |= {"LD_PRELOAD": str(folder() / "libcuda_rdma.so")} if adapter else {}
     return {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))} | own

@@ -9,10 +9,10 @@
 #include <shared_mutex>
 #include <utility>
 
-#include "double.hpp"
+#include "fake_driver.hpp"
 #include "sys/process.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 
 inline constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
@@ -99,7 +99,7 @@ Memory& memory();
 DevicePtr device_address(std::uintptr_t host);
 std::uintptr_t host_address(DevicePtr address);
 
-// For doubleLive.
+// For fakeLive.
 std::size_t n_allocations();
 std::size_t n_handles();
 
@@ -119,4 +119,4 @@ class Touching {
   Device device_;
 };
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

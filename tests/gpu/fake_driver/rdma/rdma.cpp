@@ -37,7 +37,7 @@ bool on_device(std::uint64_t address) {
 void* registered(void* domain, std::uint64_t address, std::size_t length, int access) {
   using RegMrIova = void*(void*, void*, std::size_t, std::uint64_t, int);
   auto* const reg_mr_iova = loaded<RegMrIova>(kVerbs, "ibv_reg_mr_iova", "IBVERBS_1.7");
-  auto* const host_address = loaded<void*(std::uint64_t)>(kCuda, "doubleHostAddress");
+  auto* const host_address = loaded<void*(std::uint64_t)>(kCuda, "fakeHostAddress");
   if (reg_mr_iova == nullptr || host_address == nullptr) return nullptr;
   return reg_mr_iova(domain, host_address(address), length, address, access);
 }

@@ -6,17 +6,17 @@
 // strictly.
 //
 // The environment, read at cuInit:
-//   DOUBLE_DEVICES=2           how many devices there are; CUDA_VISIBLE_DEVICES selects among them
-//   DOUBLE_MEMORY=8589934592   bytes of each device, counted per process
-//   DOUBLE_LACKS=vmm,dmabuf    features that devices lack: see kFeatures in devices.cpp
-//   DOUBLE_DELAY_US=50         the longest delay before an operation; 0: none
-//   DOUBLE_SEED=0              of the delays
-//   DOUBLE_FAIL=NAME:N[:CODE]  the N-th call of an entry, as in mem_create:1 or cuMemCreate:1:2,
+//   FAKE_DEVICES=2           how many devices there are; CUDA_VISIBLE_DEVICES selects among them
+//   FAKE_MEMORY=8589934592   bytes of each device, counted per process
+//   FAKE_LACKS=vmm,dmabuf    features that devices lack: see kFeatures in devices.cpp
+//   FAKE_DELAY_US=50         the longest delay before an operation; 0: none
+//   FAKE_SEED=0              of the delays
+//   FAKE_FAIL=NAME:N[:CODE]  the N-th call of an entry, as in mem_create:1 or cuMemCreate:1:2,
 //                              fails once; any:N counts all that are not polled; several
 //                              with commas between
-//   DOUBLE_HOLDS=1             calls hold up others as a real driver's do (holds.cpp)
-// Tests call doubleLive() to see what was not released yet, put a stream into a global capture, and
-// by doubleBlock() make calls of an entry wait.
+//   FAKE_HOLDS=1             calls hold up others as a real driver's do (holds.cpp)
+// Tests call fakeLive() to see what was not released yet, put a stream into a global capture, and
+// by fakeBlock() make calls of an entry wait.
 #pragma once
 
 #include <atomic>
@@ -24,21 +24,21 @@
 
 #include "sys/cuda.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 
 using namespace pgasdl::cuda;
 
 // Every entry is a function with the member's name here, exported under the driver's name.
-#define DOUBLE_ENTRIES(X) PGASDL_CUDA_FUNCTIONS(X) PGASDL_CUDA_OPTIONAL_FUNCTIONS(X)
-#define DOUBLE_DECLARE(member, name, parameters) \
+#define FAKE_ENTRIES(X) PGASDL_CUDA_FUNCTIONS(X) PGASDL_CUDA_OPTIONAL_FUNCTIONS(X)
+#define FAKE_DECLARE(member, name, parameters) \
   __attribute__((visibility("default"))) Result member parameters __asm__(name);
-DOUBLE_ENTRIES(DOUBLE_DECLARE)
-#undef DOUBLE_DECLARE
+FAKE_ENTRIES(FAKE_DECLARE)
+#undef FAKE_DECLARE
 
 enum class Entry : std::uint8_t {
-#define DOUBLE_NUMBER(member, name, parameters) member,
-  DOUBLE_ENTRIES(DOUBLE_NUMBER)
-#undef DOUBLE_NUMBER
+#define FAKE_NUMBER(member, name, parameters) member,
+  FAKE_ENTRIES(FAKE_NUMBER)
+#undef FAKE_NUMBER
 };
 
 inline constexpr Result kInvalidDevice = 101;
@@ -73,10 +73,10 @@ Result end_capture();
 // Marks this thread as one that runs a host function.
 void set_in_host_function(bool running);
 
-// The environment variable DOUBLE_... as a number.
+// The environment variable FAKE_... as a number.
 std::uint64_t environment_number(const char* name, std::uint64_t otherwise);
 
-// Whether DOUBLE_LACKS names the feature.
+// Whether FAKE_LACKS names the feature.
 bool lacks(const char* feature);
 
 int n_devices();
@@ -90,7 +90,7 @@ Context current_context();
 
 struct Fault {};  // thrown by an operation that ends its context
 
-}  // namespace gpu_double
+}  // namespace fake_cuda
 
 struct pgasdl::cuda::ContextObject {
   int device = 0;

@@ -15,9 +15,9 @@
 #include <string>
 #include <utility>
 
-#include "double_kernels.hpp"
+#include "fake_kernels.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 // Device addresses, followed by as many for the memory behind them. Small enough for the thread
@@ -31,7 +31,7 @@ DevicePtr arena() {
     void* made = mmap(nullptr, 2 * kArena + kGranularity, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (made == MAP_FAILED) {
-      std::perror("the double of the CUDA driver gets no addresses");
+      std::perror("the fake CUDA driver gets no addresses");
       std::abort();
     }
     const auto address = reinterpret_cast<DevicePtr>(made);
@@ -60,7 +60,7 @@ thread_local const Touching* touching = nullptr;
 }  // namespace
 
 std::shared_ptr<Allocation> Allocation::make(Device device, std::size_t bytes, bool legacy) {
-  static const std::size_t most = environment_number("DOUBLE_MEMORY", std::uint64_t{8} << 30);
+  static const std::size_t most = environment_number("FAKE_MEMORY", std::uint64_t{8} << 30);
   auto& here = used[static_cast<std::size_t>(device)];
   if (here.fetch_add(bytes, std::memory_order_relaxed) + bytes > most) {
     here.fetch_sub(bytes, std::memory_order_relaxed);
@@ -72,7 +72,7 @@ std::shared_ptr<Allocation> Allocation::make(Device device, std::size_t bytes, b
   made->legacy = legacy;
   allocations.fetch_add(1, std::memory_order_relaxed);
   const std::string name =
-      "double-" + std::to_string(physical(device)) + (legacy ? "-alloc" : "-vmm");
+      "fake-" + std::to_string(physical(device)) + (legacy ? "-alloc" : "-vmm");
   made->file = pgasdl::UniqueFd(memfd_create(name.c_str(), MFD_CLOEXEC));
   if (!made->file || ftruncate(made->file.get(), static_cast<off_t>(bytes)) != 0) return nullptr;
   const std::size_t filled = std::min(bytes, kPatternBytes);
@@ -90,7 +90,7 @@ std::shared_ptr<Allocation> Allocation::open(pgasdl::UniqueFd file) {
   int device = 0;
   char kind[8] = {};
   struct stat about{};
-  if (std::sscanf(target, "/memfd:double-%d-%7[a-z]", &device, kind) != 2 ||
+  if (std::sscanf(target, "/memfd:fake-%d-%7[a-z]", &device, kind) != 2 ||
       fstat(file.get(), &about) != 0 || (visible(device) < 0 && lacks("unseen"))) {
     return nullptr;
   }
@@ -272,4 +272,4 @@ void* translate(DevicePtr address, std::size_t bytes) {
   return (*touching)(address, bytes);
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

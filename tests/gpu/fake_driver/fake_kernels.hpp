@@ -1,5 +1,5 @@
 // Kernels of the fake driver: functions on host memory that are launched by name. A file that
-// defines some registers each by a static DoubleKernel.
+// defines some registers each by a static FakeKernel.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,17 @@
 
 #include "sys/cuda.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 
 struct Dim {
   unsigned x, y, z;
 };
 
 // Does the work of a whole grid in the stream's thread.
-struct DoubleKernel {
+struct FakeKernel {
   using Run = void (*)(void** parameters, Dim grid, Dim block);
 
-  DoubleKernel(const char* name, Run run, std::vector<std::size_t> parameter_bytes);
+  FakeKernel(const char* name, Run run, std::vector<std::size_t> parameter_bytes);
 
   const char* name;
   Run run;
@@ -35,4 +35,4 @@ Element* translate(Element* address, std::size_t count = 1) {
       translate(reinterpret_cast<pgasdl::cuda::DevicePtr>(address), count * sizeof(Element)));
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda

@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "double.hpp"
+#include "fake_driver.hpp"
 
-namespace gpu_double {
+namespace fake_cuda {
 namespace {
 
 struct Name {
@@ -28,9 +28,9 @@ struct Name {
 };
 
 const Name kNames[] = {
-#define DOUBLE_NAME(member, name, parameters) {#member, name, reinterpret_cast<void*>(&member)},
-    DOUBLE_ENTRIES(DOUBLE_NAME)
-#undef DOUBLE_NAME
+#define FAKE_NAME(member, name, parameters) {#member, name, reinterpret_cast<void*>(&member)},
+    FAKE_ENTRIES(FAKE_NAME)
+#undef FAKE_NAME
 };
 constexpr std::size_t kEntries = std::size(kNames);
 
@@ -46,10 +46,10 @@ struct State {
   std::vector<Failure> failures;
   std::array<std::atomic<std::uint64_t>, kEntries> n_calls{};
   std::atomic<std::uint64_t> n_all_calls{0};
-  // Which call of each entry fails, set by doubleFail; the last one counts all entries.
+  // Which call of each entry fails, set by fakeFail; the last one counts all entries.
   std::array<std::atomic<std::uint64_t>, kEntries + 1> armed{};
   std::atomic<const char*> failed{nullptr};
-  // The entry whose calls wait, set by doubleBlock, and how many do.
+  // The entry whose calls wait, set by fakeBlock, and how many do.
   std::atomic<std::size_t> blocked{kEntries};
   std::atomic<int> n_blocked{0};
 };
@@ -67,12 +67,12 @@ std::vector<std::string> parts(const char* name, char separator) {
 
 std::vector<Failure> read_failures() {
   std::vector<Failure> all;
-  for (const std::string& part : parts("DOUBLE_FAIL", ',')) {
+  for (const std::string& part : parts("FAKE_FAIL", ',')) {
     char name[64];
     unsigned long long at = 0;
     Failure failure;
     if (std::sscanf(part.c_str(), "%63[^:]:%llu:%d", name, &at, &failure.result) < 2) {
-      std::fprintf(stderr, "DOUBLE_FAIL=%s: NAME:N or NAME:N:CODE\n", part.c_str());
+      std::fprintf(stderr, "FAKE_FAIL=%s: NAME:N or NAME:N:CODE\n", part.c_str());
       std::abort();
     }
     failure.name = name;
@@ -177,20 +177,20 @@ std::uint64_t environment_number(const char* name, std::uint64_t otherwise) {
 }
 
 bool lacks(const char* feature) {
-  static const auto& all = *new std::vector<std::string>(parts("DOUBLE_LACKS", ','));
+  static const auto& all = *new std::vector<std::string>(parts("FAKE_LACKS", ','));
   for (const std::string& one : all) {
     if (one == feature) return true;
   }
   return false;
 }
 
-}  // namespace gpu_double
+}  // namespace fake_cuda
 
 // For tests: from now on the n-th call of an entry ("any": of all that are not polled) fails once,
 // instead of an earlier choice; 0: none fails. Returns the calls so far.
-extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const char* name,
-                                                                           std::uint64_t n) {
-  using namespace gpu_double;
+extern "C" __attribute__((visibility("default"))) std::uint64_t fakeFail(const char* name,
+                                                                         std::uint64_t n) {
+  using namespace fake_cuda;
   State& here = state();
   const std::size_t index = number_of(name);
   if (index == kEntries && std::strcmp(name, "any") != 0) std::abort();
@@ -205,20 +205,20 @@ extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const
   return now;
 }
 
-// The entry that was made to fail since doubleFail(); null: none.
-extern "C" __attribute__((visibility("default"))) const char* doubleFailed() {
-  return gpu_double::state().failed.load(std::memory_order_relaxed);
+// The entry that was made to fail since fakeFail(); null: none.
+extern "C" __attribute__((visibility("default"))) const char* fakeFailed() {
+  return fake_cuda::state().failed.load(std::memory_order_relaxed);
 }
 
 // For tests: from now on calls of this entry wait, and those of another continue; "": none waits.
-extern "C" __attribute__((visibility("default"))) void doubleBlock(const char* name) {
-  using namespace gpu_double;
+extern "C" __attribute__((visibility("default"))) void fakeBlock(const char* name) {
+  using namespace fake_cuda;
   const std::size_t index = number_of(name);
   if (index == kEntries && *name != 0) std::abort();
   state().blocked.store(index, std::memory_order_relaxed);
 }
 
-// How many calls wait because of doubleBlock().
-extern "C" __attribute__((visibility("default"))) int doubleBlocked() {
-  return gpu_double::state().n_blocked.load(std::memory_order_relaxed);
+// How many calls wait because of fakeBlock().
+extern "C" __attribute__((visibility("default"))) int fakeBlocked() {
+  return fake_cuda::state().n_blocked.load(std::memory_order_relaxed);
 }

@@ -1,14 +1,14 @@
 // The library's own kernels, from their source.
-#include "double_kernels.hpp"
+#include "fake_kernels.hpp"
 #include "grid.hpp"
 #include "reduce/device_kernels.cu"
 
 namespace pgasdl {
 namespace {
 
-using gpu_double::Dim;
-using gpu_double::DoubleKernel;
-using gpu_double::translate;
+using fake_cuda::Dim;
+using fake_cuda::FakeKernel;
+using fake_cuda::translate;
 
 std::size_t stored_bytes(DType dtype) {
   switch (dtype) {
@@ -36,20 +36,20 @@ void run(void** parameters, Dim grid, Dim block) {
   run_grid(kKernel, p, grid.x, block.x);
 }
 
-#define DOUBLE_SAME(dtype, DTYPE, sources) \
-  {"pgasdl_sum_" #dtype "_" #sources,      \
-   run<pgasdl_sum_##dtype##_##sources>,    \
+#define FAKE_SAME(dtype, DTYPE, sources) \
+  {"pgasdl_sum_" #dtype "_" #sources,    \
+   run<pgasdl_sum_##dtype##_##sources>,  \
    {sizeof(DeviceReduction)}},
-#define DOUBLE_MIXED(name, Acc) \
+#define FAKE_MIXED(name, Acc) \
   {"pgasdl_mixed_" #name, run<pgasdl_mixed_##name>, {sizeof(DeviceReduction)}},
-#define DOUBLE_UNALIGNED(name, Acc) \
+#define FAKE_UNALIGNED(name, Acc) \
   {"pgasdl_unaligned_" #name, run<pgasdl_unaligned_##name>, {sizeof(DeviceReduction)}},
 
-const DoubleKernel kKernels[] = {
+const FakeKernel kKernels[] = {
     // clang-format off
-    PGASDL_DEVICE_SAME(DOUBLE_SAME)
-    PGASDL_DEVICE_MIXED(DOUBLE_MIXED)
-    PGASDL_DEVICE_MIXED(DOUBLE_UNALIGNED)
+    PGASDL_DEVICE_SAME(FAKE_SAME)
+    PGASDL_DEVICE_MIXED(FAKE_MIXED)
+    PGASDL_DEVICE_MIXED(FAKE_UNALIGNED)
     {"pgasdl_copy", run<pgasdl_copy, true>, {sizeof(DeviceReduction)}},
     // clang-format on
 };
