@@ -70,7 +70,7 @@ def guests_contract(name: str, rows: str, *options: str) -> Lane:
     line = (
         f"python tests/softroce/guest.py {' '.join(['--mode rails --memory 4096', *options])}"
         " -e CI=true -t 1400 -- "
-        f"'pytest --full tests/contract -k \"{rows}\" -q -p no:cacheprovider -rs'"
+        f"'pytest --full -n 0 tests/contract -k \"{rows}\" -q -p no:cacheprovider -rs'"
         f" | tee build/{name}.log && grep -Eq '^[1-9][0-9]{{2,}} passed' build/{name}.log"
     )
     return Lane(name, line, ("tests/contract", "tests/softroce"), GUESTS)
@@ -106,10 +106,10 @@ LANES = (
     folder("random_programs", *MPI),
     folder("fuzz", "clang", "libclang-rt-dev"),
     Lane("kernel", "python tests/softroce/kernel.py", ("tests/softroce/kernel.py",)),
-    folder("softroce", *GUESTS),
+    Lane("softroce", f"{LEFT_OUT} -n 0 tests/softroce", ("tests/softroce", "apps"), GUESTS),
     Lane(
         "guests",
-        f"{LEFT_OUT} tests/verbs tests/unit/test_topo.py",
+        f"{LEFT_OUT} -n 0 tests/verbs tests/unit/test_topo.py",
         ("tests/verbs", "tests/softroce", "apps"),
         (*GUESTS, *SLURM),
     ),

@@ -4,9 +4,16 @@ Tests marked `full` cover more cases: further rows, sizes and mutants, long runs
 marked `gate` need something to be built, or are a sample of further rows: ``pytest -m gate`` runs
 those that are not marked `full`, too, as ``.ci/run`` does. All but those marked `full` execute
 every module of the package (``.ci/full modules`` checks it).
+
+Folders run in several processes, each of which takes whole files; files that are named, in one.
 """
 
 from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +31,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ranks-of-a-host", type=int, default=2, help="in the long run over verbs, on two hosts"
     )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process per core, up to four: tests start ranks, and those need cores, too."""
+    named = [Path(each.partition("::")[0]) for each in config.args]
+    if all(path.suffix == ".py" for path in named):
+        return 0
+    return min(len(os.sched_getaffinity(0)), 4)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave out what modules and thousands of tests hold."""
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["taken"] = patience.taken()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over the times that a process of tests has kept; one that died has none."""
+    patience.keep(getattr(node, "workeroutput", {}).get("taken", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -109,6 +110,12 @@ class Build:
         """Configure and build the targets, default everything, warnings as errors."""
         cmake, ninja = tool("cmake"), tool("ninja")
         assert cmake is not None and ninja is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as lock:  # tests of several files run at once
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._make(cmake, ninja, *targets)
+
+    def _make(self, cmake: str, ninja: str, *targets: str) -> None:
         run(
             cmake, "-S", str(ROOT / "native"), "-B", str(self.folder), "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
