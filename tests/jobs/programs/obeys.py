@@ -6,6 +6,8 @@
 
 import os
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,11 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
 
     def say(*words: object) -> None:
         print(f"rank {ctx.rank} at {job.iteration}:", *words, flush=True)
+
+    def iterations() -> Iterator[int]:
+        for iteration in job.iterations(0, int(last)):
+            yield iteration
+            time.sleep(0.001)  # other tests need the cores, too
 
     @job.on("learning-rate")
     def _(value: float) -> None:
@@ -55,7 +62,7 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
         exchange = pgasdl.GradientExchange(ctx, [((5 + job.elements,), np.float32)])
         gradient, element = np.split(exchange.gradient(0), [5])
         with exchange:
-            for iteration in job.iterations(0, int(last)):
+            for iteration in iterations():
                 exchange.wait(0)
                 job.take(element)
                 gradient[:] = iteration
@@ -65,7 +72,7 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
     else:
         options = {"bucket_bytes": 1 << 20} if kind == "average" else {}
         with attach(model, optimizer, context=ctx, kind=kind, job=job, **options):
-            for iteration in job.iterations(0, int(last)):
+            for iteration in iterations():
                 loss = model(torch.full((3, 4), 1.0 + ctx.rank)).square().mean()
                 loss.backward()
                 optimizer.step()
