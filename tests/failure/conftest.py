@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from failure_harness import Job, Zygote
+from failure_harness import PROGRAMS
+from support.forking import Job, Zygote
 
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One process that forks all ranks."""
-    process = Zygote()
+    process = Zygote("numpy", "pgasdl.context", "pgasdl.loopback", "pgasdl.training.exchange")
     yield process
     process.close()
 
@@ -22,7 +23,7 @@ def job(zygote: Zygote) -> Iterator[Callable[..., Job]]:
     started: list[Job] = []
 
     def start(program: str, n: int, *arguments: object, **options: object) -> Job:
-        started.append(Job(zygote, program, n, *arguments, **options))  # type: ignore[arg-type]
+        started.append(Job(zygote, PROGRAMS / program, n, *arguments, **options))  # type: ignore[arg-type]
         return started[-1]
 
     yield start

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from failure_harness import Job, launched
+from failure_harness import launched
+from support.forking import Job
 from support.patience import until
 from support.requiring import lacking
 

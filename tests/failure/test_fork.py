@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 
 import pytest
-from failure_harness import Job
+from support.forking import Job
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

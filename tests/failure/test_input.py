@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from failure_harness import Job
+from support.forking import Job
 
 
 def test_a_lost_rank_takes_its_cache_and_nothing_else(

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from failure_harness import TIMEOUT, Job
+from failure_harness import TIMEOUT
+from support.forking import Job
 from support.patience import took
 from tiers import full
 

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from failure_harness import PROGRAMS, Job, launched
+from failure_harness import PROGRAMS, launched
+from support.forking import Job
 from tiers import full
 
 TIMES = int(os.environ.get("PGASDL_LEAK_TIMES", "0"))

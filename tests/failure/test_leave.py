@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from failure_harness import TIMEOUT, Job
+from failure_harness import TIMEOUT
+from support.forking import Job
 from support.patience import took
 from tiers import full
 

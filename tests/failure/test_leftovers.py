@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from failure_harness import PROGRAMS, Job, launched
+from failure_harness import PROGRAMS, launched
+from support.forking import Job
 from support.leftovers import gone
 from support.patience import took, until
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from failure_harness import Job
+from support.forking import Job
 
 OFFER = struct.Struct("16siII")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from failure_harness import Job
+from support.forking import Job
 
 pytestmark = pytest.mark.full
 

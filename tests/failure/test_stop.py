@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from failure_harness import TIMEOUT, Job
+from failure_harness import TIMEOUT
+from support.forking import Job
 from support.patience import took
 from support.requiring import lacking
 from tiers import full

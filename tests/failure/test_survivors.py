@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from failure_harness import Job
+from support.forking import Job
 from tiers import full
 
 SETTINGS = {"PGASDL_TIMEOUT": "20"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jobs
 import pytest
-from support.launcher import torchrun
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -20,19 +20,18 @@ from pgasdl.torch import DDPState  # noqa: E402
 
 
 @pytest.mark.parametrize("size", full([2, 3], quick=1))
-def test_it_trains_what_ddp_trains(size: int, tmp_path: Path) -> None:
+def test_it_trains_what_ddp_trains(forked: Callable[..., str], size: int, tmp_path: Path) -> None:
     """Whatever DDP does with its buckets, and where ranks have unequal numbers of batches."""
-    shown = jobs.run(size, jobs.PROGRAMS / "ddp.py", str(tmp_path / "store"))
+    shown = forked(size, jobs.PROGRAMS / "ddp.py", tmp_path / "store")
     assert sorted(line.split("rank ")[1] for line in shown.splitlines()) == [
         f"{rank} is right" for rank in range(size)
     ]
 
 
-def test_hooks_that_users_write_train_as_over_gloo() -> None:
+def test_hooks_that_users_write_train_as_over_gloo(forked: Callable[..., str]) -> None:
     """With callbacks that wait for other buckets; and what ends in an error does so everywhere."""
-    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "ddp_hooks.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (done.stdout.count("is right"), done.stdout.count("is refused")) == (11, 3)
+    shown = forked(2, jobs.PROGRAMS / "ddp_hooks.py", torchrun=True)
+    assert (shown.count("is right"), shown.count("is refused")) == (11, 3)
 
 
 def test_a_callback_waits_for_the_buckets_behind() -> None:

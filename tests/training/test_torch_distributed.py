@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,10 @@ def test_programs_train_the_same_over_pgasdl_and_gloo(ways: str) -> None:
         assert values["FSDP2"] == values["FSDP2, resumed"]
 
 
-def test_pytorchs_helpers_train_the_same_over_pgasdl_and_gloo() -> None:
+def test_pytorchs_helpers_train_the_same_over_pgasdl_and_gloo(forked: Callable[..., str]) -> None:
     """Hooks of DistributedDataParallel, join, ZeroRedundancyOptimizer, averaged models."""
-    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "torch_helpers.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("is right") == 10
+    shown = forked(2, jobs.PROGRAMS / "torch_helpers.py", torchrun=True)
+    assert shown.count("is right") == 10
 
 
 ENDS = """
@@ -202,10 +202,9 @@ def test_groups_are_made_one_after_the_other_in_one_store(tmp_path: Path) -> Non
             assert (rank.returncode, shown) == (0, "right\n"), errors[-3000:]
 
 
-def test_groups_that_are_made_and_destroyed_leave_nothing() -> None:
-    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "many_groups.py"), "500")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("left nothing") == 2
+def test_groups_that_are_made_and_destroyed_leave_nothing(forked: Callable[..., str]) -> None:
+    shown = forked(2, jobs.PROGRAMS / "many_groups.py", 500, torchrun=True)
+    assert shown.count("left nothing") == 2
 
 
 OWN = """
@@ -228,14 +227,13 @@ with pgasdl.init() as ctx:
 """
 
 
-def test_it_shares_the_programs_own_context(tmp_path: Path) -> None:
+def test_it_shares_the_programs_own_context(forked: Callable[..., str], tmp_path: Path) -> None:
     program = tmp_path / "own.py"
     program.write_text(OWN.replace("{STORE}", str(tmp_path / "store")))
-    shown: Any = jobs.run(2, program)
+    shown: Any = forked(2, program)
     assert "rank 0: [4.0, 4.0, 4.0]" in shown and "rank 1: [4.0, 4.0, 4.0]" in shown
 
 
-def test_dtensors_and_matrices_share_their_memory() -> None:
-    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "dtensor_matrix.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == ["same memory"]
+def test_dtensors_and_matrices_share_their_memory(forked: Callable[..., str]) -> None:
+    shown = forked(2, jobs.PROGRAMS / "dtensor_matrix.py", torchrun=True)
+    assert shown == "[0] same memory\n"

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -61,10 +62,10 @@ def made(ctx: Any, *size: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("size", full([3, 1, 2, 4], quick=1))
-def test_programs_between_processes(size: int, tmp_path: Path) -> None:
+def test_programs_between_processes(forked: Callable[..., str], size: int, tmp_path: Path) -> None:
     """Through the import alone, in torch's groups, too."""
     program = jobs.PROGRAMS / "symmetric_memory.py"
-    shown = jobs.run(size, program, str(tmp_path / "store"))
+    shown = forked(size, program, tmp_path / "store")
     assert shown == f"[0] {size} ranks are right, mapped True\n"
 
 

@@ -1,14 +1,17 @@
 """Starts ranks by fork from a process that has imported everything: a start costs milliseconds.
 
-The socket delivers one datagram per rank: JSON with the program, its arguments and environment,
-and two descriptors, the rank's output and the job's secret. The answers are ``{"pid": ...}`` and,
-when a rank ended, ``{"pid": ..., "status": ...}``. When the socket closes, all processes end.
+``zygote.py SOCKET MODULE...`` imports the modules, none of which may start a thread. The socket
+delivers one datagram per rank: JSON with the program, its arguments and environment, and two
+descriptors, the rank's output and the job's secret. The answers are ``{"pid": ...}`` and, when a
+rank ended, ``{"pid": ..., "status": ...}``. When the socket closes, all processes end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -18,16 +21,7 @@ import socket
 import sys
 from typing import Any
 
-# Imports that the ranks' programs need; nothing here starts a thread.
-import numpy as np
-
-import pgasdl.context
-import pgasdl.loopback
-import pgasdl.training.exchange
-
 _PR_SET_PDEATHSIG = 1
-
-assert np and pgasdl.context and pgasdl.training.exchange and pgasdl.loopback
 
 
 def serve(sock: socket.socket) -> dict[str, Any] | None:
@@ -85,11 +79,14 @@ def become(order: dict[str, Any], descriptors: list[int], sock: socket.socket) -
     if "PGASDL_STORE" in os.environ:
         os.environ["PGASDL_SECRET_FD"] = str(secret)
     sys.argv = [order["program"], *order["arguments"]]
-    sys.path[0] = os.path.dirname(order["program"])
+    sys.path[:1] = [os.path.dirname(order["program"]), *order["folders"]]
     return order
 
 
 if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        importlib.import_module(_name)
+    gc.freeze()  # forked ranks share what modules hold
     _order = serve(socket.socket(fileno=int(sys.argv[1])))
     if _order is not None:
         runpy.run_path(_order["program"], run_name="__main__")
