@@ -53,8 +53,6 @@ class Part(NamedTuple):
 PARTS = (
     Part("attributes", 40),
     Part("ceilings", 45),
-    Part("sharing", 45, confirms=True),
-    Part("hazards", 120, confirms=True),
     Part("one_sided", 45),
     Part("collectives", 100),
     Part("several", 130),

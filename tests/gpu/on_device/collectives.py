@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from cuda_arrays import Array, Stream
+from held import held
 
 from on_device import PROGRAMS, driver, ranks
 from on_device.findings import Tell
@@ -40,6 +41,14 @@ def run(tell: Tell, smoke: bool) -> None:
             turns = 2 if smoke else 8
             ranks.run(n, "on_device.collectives:exchange", tell, timeout=40, turns=turns)
             tell.check(name, True, turns=turns)
+    with tell.step("calls that hold up others, beside collectives"):
+        ranks.run(2, "on_device.collectives:beside", tell, timeout=25)
+
+
+def beside(ctx: Any, tell: Tell) -> None:
+    """Make collectives beside calls of the driver that hold up others."""
+    held(ctx)
+    tell.check("calls that hold up others, beside collectives", True)
 
 
 def bits(ctx: Any, tell: Tell, *, counts: list[int]) -> None:

@@ -131,13 +131,6 @@ def passed(stream: Stream) -> bool:
     return result == 0
 
 
-def greatest_priority() -> int:
-    """The priorities of streams; the lower the number, the greater the priority."""
-    least, greatest = ctypes.c_int(), ctypes.c_int()
-    call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-    return greatest.value
-
-
 def wait_value(stream: Stream, address: int, value: int) -> None:
     """Let a stream wait until a word has reached a value."""
     call("cuStreamWaitValue32_v2", stream.handle, address, value, 0)
