@@ -278,6 +278,7 @@ def test_busy_store_that_welcomes_late_loses_no_rank(monkeypatch: pytest.MonkeyP
     """A rank whose proof the store has must not give up: the others would see it as lost."""
     monkeypatch.setattr(entry, "CHALLENGE_SECONDS", 0.3)
     reading, writing = os.pipe()
+    timers: list[threading.Timer] = []
     pid = os.fork()
     if pid == 0:
         try:
@@ -292,7 +293,8 @@ def test_busy_store_that_welcomes_late_loses_no_rank(monkeypatch: pytest.MonkeyP
 
         def after_the_challenge(left: bytes, right: bytes) -> bool:
             os.kill(pid, signal.SIGSTOP)
-            threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
+            timers.append(threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)))
+            timers[-1].start()
             return genuine(left, right)
 
         with (
@@ -305,6 +307,8 @@ def test_busy_store_that_welcomes_late_loses_no_rank(monkeypatch: pytest.MonkeyP
                 late.put("a", b"1")
                 assert got.result(10) == b"1"
     finally:
+        for timer in timers:
+            timer.cancel()
         for descriptor in (reading, writing):
             os.close(descriptor)
         os.kill(pid, signal.SIGKILL)
