@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
-import os
 import time
 import zlib
 from collections.abc import Callable, Hashable
@@ -25,8 +22,6 @@ Operator = str | Callable[[Array, Array], Array]
 T = TypeVar("T")
 # By group: a call, its steps' results, and the same of an interrupted call inside it.
 Unfinished = dict["Group", tuple[Hashable, list[Any], Any]]
-log = logging.getLogger("pgasdl")
-_PROOF_BYTES, _LONGEST = 16, 500
 
 _UFUNCS: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
@@ -51,9 +46,6 @@ class Group:
         Every member can load from and store to every other's segments.
     members : Members
         The ranks, as plans may know them; plans number those of a machine in a row.
-    unreadable : str or None
-        Why not every member can read every other's memory wherever it lies; "": they can; None: not
-        tried yet. The same on all members.
     """
 
     def __init__(
@@ -68,7 +60,6 @@ class Group:
         self.core = core
         self._deleted = deleted
         self._half_bound: object | None = None
-        self.unreadable: str | None = None
         ranks = self.ranks
         self.mapped = mapped = topology.maps(ranks)
         self.members = Members(
@@ -223,46 +214,6 @@ class Group:
             self._half_bound = None
         elif half_bound == address:
             self._half_bound = owner
-
-    def _agree_on_reading(self, steps: Steps) -> None:
-        """Try every pair of members, and set ``unreadable`` on all alike; once. Collective.
-
-        On one machine it takes process_vm_readv(2), which containers, user namespaces and Yama may
-        refuse. Members read a random number of each other's: a process that has a peer's number in
-        another container is not taken for the peer.
-        """
-        # A step, too: a call that goes on repeats the steps that it has made, and no others.
-        if steps(lambda: self.unreadable) is not None:
-            return
-        if not self.mapped:
-            self.unreadable = "their directory of arrays is not mapped"
-            return
-        proof = steps(lambda: ctypes.create_string_buffer(os.urandom(_PROOF_BYTES), _PROOF_BYTES))
-        self.context._admit_readers()
-        words = f"{ctypes.addressof(proof)} {proof.raw.hex()}".encode()
-        told = steps(lambda: self.allgather("reading memory", words, steps.left))
-        why = steps(lambda: self._refusal(told))
-        # Nobody reads the proof any more once all have said how it went.
-        short = why.encode()[:_LONGEST]
-        verdicts = steps(lambda: self.allgather("reading memory, verdict", short, steps.left))
-        reasons = (word.decode(errors="replace") for word in verdicts if word)
-        self.unreadable = min(reasons, default="")
-        if self.unreadable and set(self.topology.routes.names) == {"shm"}:
-            log.info("arrays outside segments are staged: %s", self.unreadable)
-
-    def _refusal(self, told: list[bytes]) -> str:
-        """Return why this rank cannot read some member's memory, or ""."""
-        for member, words in enumerate(told):
-            if member == self.rank:
-                continue
-            address, proof = words.decode().split()
-            peer = self.ranks[member]
-            found, why = self.context._try_read(peer, int(address), _PROOF_BYTES)
-            if not why and found.hex() != proof:
-                why = f"rank {peer} has another process number here"
-            if why:
-                return why
-        return ""
 
     def delete(self) -> None:
         """Delete the group and its workspace of ``ctx.allreduce``; the world group stays.

@@ -122,7 +122,6 @@ auto BoundPlan::Binder::place(const PlanSpan& span, std::uint64_t count, bool ma
   }
   const Rank peer = span.rank < 0 || span.rank == plan_.rank ? -1 : world_rank(span.rank);
   if (peer >= 0 && binding.directory != nullptr) {
-    if (mapped && binding.directory->anywhere()) throw refuse(unmapped(peer));
     return {nullptr, binding.dtype, nullptr, span.offset * item_size(binding.dtype), peer};
   }
   const bool as_mine = peer < 0 || binding.homes.empty();
@@ -267,22 +266,7 @@ void BoundPlan::Binder::bind_copy(const PlanStep& from, Step& step) {
 }
 
 void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, Step& step) {
-  // A plain copy out of a peer's memory, which need not be mapped.
-  const Rank owner = from.sources[0].rank;
-  const bool copies = from.sources.size() == 1 && from.targets.size() == 1 && from.scale == 1 &&
-                      owner >= 0 && owner != plan_.rank && bound_.device_ == kHost;
-  const Place source = place(span, from.count, !copies);
-  const Directory* const directory = bound_.buffers_[span.buffer].directory.get();
-  const bool anywhere = source.announced_by >= 0 && directory->anywhere();
-  if (anywhere || (source.remote != nullptr && source.address == nullptr)) {
-    step.peer = world_rank(owner);
-    step.read = std::make_unique<Step::Read>();
-    step.read->remote.bytes = UINT64_MAX;
-    step.read->transfer = {
-        &step.read->local, 0, source.remote != nullptr ? source.remote : &step.read->remote,
-        source.remote != nullptr ? source.offset : 0, from.count * item_size(source.dtype)};
-    if (!bound_.context_.transport().reads_anywhere(step.peer)) throw refuse(unmapped(step.peer));
-  }
+  const Place source = place(span, from.count, true);
   note_traffic(span, source, from.count, false);
   step.sources.push_back({source.address, source.dtype});
   note(span, source, step);
@@ -290,10 +274,6 @@ void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, 
 
 void BoundPlan::Binder::bind_destination(const PlanStep& from, const PlanSpan& span, Step& step) {
   const Place target = place(span, from.count, true);
-  if (step.read != nullptr && (target.address == nullptr || target.remote != nullptr ||
-                               target.dtype != step.sources[0].dtype)) {
-    throw refuse("a peer's memory that is not mapped is only copied, as it is, to own");
-  }
   note_traffic(span, target, from.count, true);
   step.destinations.push_back({target.address, target.dtype});
   note(span, target, step);

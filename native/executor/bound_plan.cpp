@@ -1,7 +1,6 @@
 #include "executor/bound_plan.hpp"
 
 #include <algorithm>
-#include <thread>
 
 #include "reduce/device_reduce.hpp"
 
@@ -26,8 +25,7 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
   for (const Lane& lane : lanes_) {
     if (lane.at >= lane.steps.size()) continue;
     const Step& step = lane.steps[lane.at];
-    const bool waits = step.kind == PlanStep::Kind::kWait;
-    if (!waits && step.read == nullptr) continue;
+    if (step.kind != PlanStep::Kind::kWait) continue;
     if (step.peer < 0) {
       if (!context_.liveness().everybody_left() || arrived(step)) continue;
       throw Error(ErrorKind::kPeerLost, missing() + "; every other rank has left");
@@ -39,7 +37,7 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
     // Its earlier messages are here, or the transport still holds them: the peer announced before
     // it left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
-    if (waits && arrived(step)) continue;
+    if (arrived(step)) continue;
     const std::uint32_t announced = left_by(numbering, peer);
     if (announced == 0) context_.liveness().require(step.peer, name_.c_str());
     throw given_up_by(peer, announced);
@@ -137,51 +135,22 @@ bool BoundPlan::arrived(const Step& step) const {
   return false;
 }
 
-bool BoundPlan::look_up(Step& step) {
+void BoundPlan::look_up(Step& step) {
   for (const Step::LookedUp& each : step.looked_up) {
     const Directory& directory = *buffers_[each.buffer].directory;
     const std::uint64_t place = directory.look_up(each.peer, each.needed, generation_);
     if (place == 0) {
-      if (directory.anywhere()) return false;
       declined_ = true;
-      return true;
+      return;
     }
     auto* const address = reinterpret_cast<std::byte*>(place + each.offset);
     const std::size_t n_sources = step.sources.size();
-    if (step.read != nullptr) {
-      step.read->remote.address = place + each.offset;
-    } else if (each.number < n_sources) {
+    if (each.number < n_sources) {
       step.sources[each.number].address = address;
     } else {
       step.destinations[each.number - n_sources].address = address;
     }
   }
-  return true;
-}
-
-bool BoundPlan::read_done(Lane& lane, Step& step) {
-  Step::Read& read = *step.read;
-  const auto announced = [&] {
-    return std::all_of(step.looked_up.begin(), step.looked_up.end(), [&](const auto& each) {
-      return buffers_[each.buffer].directory->announced(each.peer, generation_);
-    });
-  };
-  if (lane.work == Lane::Work::kNone) {
-    if (!look_up(step)) return false;
-    read.local.data = static_cast<std::byte*>(step.destinations[0].address);
-    try {
-      const auto one = std::span<const Transfer>(&read.transfer, 1);
-      if (!context_.transport().post_read(context_.plan_queue(), step.peer, one, nullptr)) {
-        return false;
-      }
-    } catch (const Error&) {
-      if (announced()) throw;
-      return false;  // the peer has taken its array back, and freed it
-    }
-    lane.work = Lane::Work::kEnqueued;
-  }
-  // If the array was taken back, neither these data nor later ones are of use.
-  return context_.complete(context_.plan_queue()) && announced();
 }
 
 bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
@@ -261,10 +230,6 @@ void BoundPlan::drain() {
   for (Lane& lane : lanes_) {
     if (lane.work != Lane::Work::kEnqueued) continue;
     lane.work = Lane::Work::kNone;
-    if (device_ == kHost) {
-      drain_reads();
-      continue;
-    }
     lane.work_end->wait();
   }
 }
@@ -274,18 +239,6 @@ void BoundPlan::await_device() const {
   if (array_copies_ != nullptr) array_copies_->wait();
   for (const Lane& lane : lanes_) {
     if (device_ != kHost && lane.work == Lane::Work::kEnqueued) lane.work_end->wait();
-  }
-}
-
-void BoundPlan::drain_reads() {
-  const Deadline deadline = Deadline::in(1);
-  try {
-    while (!context_.complete(context_.plan_queue()) && !deadline.passed()) {
-      context_.transport().progress();
-      std::this_thread::yield();
-    }
-  } catch (const Error&) {
-    // A lost peer sends nothing.
   }
 }
 
@@ -311,11 +264,7 @@ bool BoundPlan::advance_lane(std::size_t number, Lock& lock) {
         if (!arrived(step)) return moved;
         break;
       case PlanStep::Kind::kReduce:
-        if (step.read != nullptr) {
-          if (!read_done(lane, step)) return moved;
-          break;
-        }
-        if (lane.progress == 0 && !look_up(step)) return moved;
+        if (lane.progress == 0) look_up(step);
         if (declined_) break;
         if (step.on_device) {
           if (!device_done(number, step, lock)) return moved;
@@ -369,7 +318,7 @@ std::string BoundPlan::missing() const {
     const Step& step = at.steps[at.at];
     words += words.empty() ? "" : "; ";
     const bool waits = step.kind == PlanStep::Kind::kWait;
-    if (step.peer >= 0 && (waits || step.read != nullptr)) {
+    if (step.peer >= 0 && waits) {
       if (std::find(owing.begin(), owing.end(), step.peer) == owing.end()) {
         owing.push_back(step.peer);
       }
@@ -378,8 +327,6 @@ std::string BoundPlan::missing() const {
       words += text("lane ", lane, " waits for notification ",
                     first_notification_ + static_cast<std::uint64_t>(step.notification),
                     " of segment ", board_->id(), " owed by rank ", step.peer);
-    } else if (step.read != nullptr) {
-      words += text("lane ", lane, " reads memory of rank ", step.peer);
     } else {
       words += text("lane ", lane, " is at step ", at.at, " of ", at.steps.size());
     }

@@ -130,13 +130,6 @@ class BoundPlan {
       std::uint64_t needed;  // of the whole buffer
     };
     std::vector<LookedUp> looked_up;  // peers announce the places of these
-    // A copy from memory of `peer` that is not mapped here.
-    struct Read {
-      LocalSegment local;
-      RemoteSegment remote;  // its address is what `peer` announces
-      Transfer transfer;
-    };
-    std::unique_ptr<Read> read;
     std::string hook;
   };
   struct Lane {
@@ -146,7 +139,7 @@ class BoundPlan {
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
-    // The state of the current step's work on the GPU or the transport, and the event at its end;
+    // The state of the current step's work on the GPU, and the event at its end;
     // also of the work that the program enqueued before it answered a kCall.
     enum class Work : std::uint8_t { kNone, kEnqueued, kEnded } work = Work::kNone;
     std::unique_ptr<DeviceMoment> work_end;
@@ -203,16 +196,12 @@ class BoundPlan {
   void drain();
   // The part of drain() that may take long on a GPU; changes nothing.
   void await_device() const;
-  void drain_reads();
   void drain_stream();
   bool is_by_stream() const;
   void rebase_buffer(std::int32_t number, std::byte* address);
   bool advance_lane(std::size_t number, Lock& lock);
   bool arrived(const Step& step) const;
-  // False: a peer has given the execution up and taken its array back.
-  bool look_up(Step& step);
-  // Posts the step's read, once; true when the bytes are here.
-  bool read_done(Lane& lane, Step& step);
+  void look_up(Step& step);
   bool reduce_some(Lane& lane, const Step& step);
   bool copy_some(Lane& lane, const Step& step) const;
   // Enqueues the step's work on the GPU, once; true when it has ended.

@@ -7,8 +7,7 @@
 namespace pgasdl {
 namespace {
 
-// An entry has 12 bits of a generation and 52 of a place: an address, or the number of a home in 12
-// bits and the offset in it. 0: revoked, since no generation is 0.
+// An entry has 12 bits of a generation, the number of a home in 12 bits, and the offset in it.
 constexpr int kOffsetBits = 40;
 constexpr int kHomeBits = 12;
 constexpr int kPlaceBits = kHomeBits + kOffsetBits;
@@ -34,14 +33,6 @@ Directory::Directory(std::shared_ptr<Segment> entries, std::uint64_t offset,
 }
 
 std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) const {
-  if (anywhere()) {
-    const auto address = reinterpret_cast<std::uint64_t>(array);
-    if (address > low_bits(kPlaceBits)) {
-      throw Error(ErrorKind::kPlan,
-                  text("an array at address ", address, ": at most ", low_bits(kPlaceBits)));
-    }
-    return address;
-  }
   for (std::size_t number = 0; number < homes_.size(); ++number) {
     const Segment& home = *homes_[number];
     const auto offset = static_cast<std::uint64_t>(array - home.local().data);
@@ -59,9 +50,6 @@ void Directory::announce(std::uint64_t entry, std::uint32_t generation) {
   own().store(std::uint64_t{generation} << kPlaceBits | entry, std::memory_order_relaxed);
 }
 
-// An acquire, so that no later store moves before it.
-void Directory::revoke() { own().exchange(0, std::memory_order_acq_rel); }
-
 const Directory::Entry& Directory::of(Rank peer) const {
   const RemoteSegment* entries = entries_->remote(peer);
   if (entries == nullptr || entries->data == nullptr) {
@@ -72,14 +60,12 @@ const Directory::Entry& Directory::of(Rank peer) const {
 
 std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const {
   const std::uint64_t announced = of(peer).load(std::memory_order_relaxed);
-  if (announced == 0 && anywhere()) return 0;
   const auto refuse = [&] {
     return Error(ErrorKind::kMismatch, text("rank ", peer, " did not tell where its array of ",
                                             bytes, " bytes lies in execution ", generation));
   };
   if (announced >> kPlaceBits != generation) throw refuse();
   const std::uint64_t place = announced & low_bits(kPlaceBits);
-  if (anywhere()) return place;
   if (place == kElsewhere) return 0;
   const std::uint64_t number = place >> kOffsetBits;
   const std::uint64_t offset = place & low_bits(kOffsetBits);
@@ -89,11 +75,6 @@ std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t g
     throw refuse();
   }
   return reinterpret_cast<std::uint64_t>(home->data + offset);
-}
-
-// Read by a system call or under a lock, so the reads are not delayed past this load.
-bool Directory::announced(Rank peer, std::uint32_t generation) const {
-  return of(peer).load(std::memory_order_acquire) >> kPlaceBits == generation;
 }
 
 }  // namespace pgasdl

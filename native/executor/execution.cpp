@@ -76,8 +76,7 @@ void Execution::reserve(const Array& array) {
     phase().rebase(array.target);
   }
   if (directory_ != nullptr) directory_->announce(entry, numbering_->generation());
-  phase().set_declined(directory_ != nullptr && !directory_->anywhere() &&
-                       entry == Directory::kElsewhere);
+  phase().set_declined(directory_ != nullptr && entry == Directory::kElsewhere);
   state_.store(State::kRunning, std::memory_order_release);
 }
 
@@ -91,10 +90,6 @@ void Execution::copy_in(Lock& lock) {
 }
 
 void Execution::copy_out() { pgasdl::copy(array_.target, phase().data(), array_.bytes); }
-
-void Execution::revoke() {
-  if (directory_ != nullptr && directory_->anywhere()) directory_->revoke();
-}
 
 bool Execution::by_stream(const Array& array) const {
   if (array.access == BufferAccess::kCopied && array.device != phase().device()) return false;
@@ -123,7 +118,6 @@ std::shared_ptr<const void> Execution::end(State state, std::exception_ptr fault
     numbering_->current_.store(nullptr, std::memory_order_release);
   }
   fault_ = std::move(fault);
-  if (this->state() == State::kRunning) revoke();
   interrupted_.store(false, std::memory_order_relaxed);
   keeps_.store(false, std::memory_order_relaxed);
   state_.store(state, std::memory_order_release);

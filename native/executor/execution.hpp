@@ -107,8 +107,6 @@ class Execution {
   bool copies_on_device() const {
     return array_.access == BufferAccess::kCopied && device() != kHost;
   }
-  // It is given up: the array belongs to the caller again.
-  void revoke();
   // Whether a stream can make it, and the copies of an array.
   bool by_stream(const Array& array) const;
   // Takes the result of a finished execution; false if another thread took it.

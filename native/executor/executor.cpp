@@ -181,7 +181,6 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault, Lock& loc
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
-  execution.revoke();
   // Waits for copies that have begun, which end soon: after that the caller's array is not used.
   if (ArrayCopies* const copies = execution.phase().array_copies()) {
     execution.entered_ = true;
@@ -511,8 +510,7 @@ void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
 void Executor::interrupt(Execution& execution, std::shared_ptr<const void> keep) {
   const std::lock_guard lock(mutex_);
   const bool failed = execution.state() == Execution::State::kFailed;
-  const Directory* const directory = execution.directory_;
-  if (failed && directory != nullptr && !directory->anywhere()) execution.keep_.swap(keep);
+  if (failed && execution.directory_ != nullptr) execution.keep_.swap(keep);
   if (!execution.under_way()) return;
   execution.keep_.swap(keep);
   execution.keeps_.store(true, std::memory_order_release);

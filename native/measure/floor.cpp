@@ -1,8 +1,6 @@
 #include "measure/floor.hpp"
 
 #include <sched.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -49,22 +47,6 @@ Block block_of(std::uint64_t count, Rank owner, Rank size) {
   const auto place = static_cast<std::uint64_t>(size - 1 - owner);
   const std::uint64_t first = cut(place);
   return {first, cut(place + 1) - first};
-}
-
-// The place of a rank's array.
-struct Place {
-  pid_t process;
-  float* array;
-};
-
-void copy_from(const Place& peer, std::uint64_t first, float* to, std::uint64_t count) {
-  const std::size_t bytes = count * sizeof(float);
-  const iovec here{to, bytes};
-  const iovec there{peer.array + first, bytes};
-  if (process_vm_readv(peer.process, &here, 1, &there, 1, 0) != static_cast<ssize_t>(bytes)) {
-    throw Error(ErrorKind::kUnavailable,
-                text("process_vm_readv from process ", peer.process, ": ", std::strerror(errno)));
-  }
 }
 
 void read_ahead(const float* at) { __builtin_prefetch(at, 1); }
@@ -388,73 +370,6 @@ Calls Floor::private_blocks(std::uint64_t count, std::uint64_t piece_floats, std
         }
         await_all(Purpose::kReady, awaited);
         copy(pieces - 1, true);
-      });
-}
-
-Calls Floor::read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t calls,
-                         bool paced) {
-  require(sizeof(Place));
-  constexpr std::size_t kMost = 16;
-  const auto ranks = static_cast<std::size_t>(size_);
-  if (ranks > kMost) throw Error(ErrorKind::kUnavailable, "the floor is for at most 16 ranks");
-  const double scale = 1.0 / static_cast<double>(size_);
-  const std::uint64_t most = std::max(piece, kLine);
-  std::vector<float> array(count);
-  std::vector<float> inbox(most * ranks);
-  *reinterpret_cast<Place*>(data(rank_)) = {getpid(), array.data()};
-  sync();
-  std::vector<Place> places;
-  std::vector<Block> blocks;
-  std::uint64_t pieces = 0;
-  for (Rank rank = 0; rank < size_; ++rank) {
-    places.push_back(*reinterpret_cast<const Place*>(data(rank)));
-    blocks.push_back(block_of(count, rank, size_));
-    pieces = std::max(pieces, (blocks.back().count + most - 1) / most);
-  }
-  // Empty if the block has fewer pieces.
-  const auto piece_of = [&](const Block& block, std::uint64_t number) -> Block {
-    const std::uint64_t begin = std::min(number * most, block.count);
-    return {block.first + begin, std::min(most, block.count - begin)};
-  };
-  const auto reduce_own = [&](std::uint64_t number) {
-    const auto [first, n] = piece_of(blocks[static_cast<std::size_t>(rank_)], number);
-    if (n == 0) return;
-    std::array<Source, kMost> sources;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const bool own = static_cast<Rank>(rank) == rank_;
-      float* const from = own ? &array[first] : &inbox[rank * most];
-      if (!own) copy_from(places[rank], first, from, n);
-      sources[rank] = {from, DType::kF32};
-    }
-    const Destination destination{&array[first], DType::kF32};
-    reduce({&destination, 1}, {sources.data(), ranks}, n, scale);
-  };
-  const auto collect = [&](std::uint64_t number, std::uint64_t before) {
-    for (Rank step = 1; step < size_; ++step) {
-      const Rank owner = (rank_ + step) % size_;
-      const Word& done = word(rank_, Purpose::kDone, owner);
-      spin([&] { return done.load(std::memory_order_acquire) > before + number; });
-      const auto [first, n] = piece_of(blocks[static_cast<std::size_t>(owner)], number);
-      if (n != 0) copy_from(places[static_cast<std::size_t>(owner)], first, &array[first], n);
-    }
-  };
-  return timed(
-      calls, paced,
-      [&](std::uint32_t number) {
-        sync();  // the previous call may still be read
-        std::fill(array.begin(), array.end(),
-                  static_cast<float>(number + static_cast<std::uint32_t>(rank_)));
-      },
-      [&] {
-        tell_all(Purpose::kReady, ++ready_);
-        await_all(Purpose::kReady, ready_);
-        const std::uint64_t before = done_;
-        for (std::uint64_t number = 0; number < pieces; ++number) {
-          reduce_own(number);
-          tell_all(Purpose::kDone, ++done_);
-          if (number > 0) collect(number - 1, before);
-        }
-        if (pieces > 0) collect(pieces - 1, before);
       });
 }
 

@@ -54,10 +54,6 @@ class Floor {
   // Likewise, but each owner reduces its block of a piece where the others have staged it, and all
   // ranks copy the result from their own staged memory.
   Calls private_blocks(std::uint64_t count, std::uint64_t piece, std::uint32_t calls, bool paced);
-  // Arrays outside of segments: each owner copies its block from peers' arrays by
-  // process_vm_readv(2), a piece at a time, and all copy its result, one piece behind. Throws
-  // kUnavailable if that is refused.
-  Calls read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t calls, bool paced);
   // Several tensors one after another, each in place; all are available at the beginning.
   Calls layers(std::span<const std::uint64_t> counts, Kernel kernel, std::uint32_t calls,
                bool paced);

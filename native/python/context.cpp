@@ -161,17 +161,6 @@ void bind_context(nb::module_& module) {
            })
       .def("_transport_state",
            [](const ContextHandle& self) { return self.context().transport().describe(); })
-      .def("_admit_readers",
-           [](const ContextHandle& self) { self.context().transport().admit_readers(); })
-      .def("_try_read",
-           [](const ContextHandle& self, Integer peer, std::uint64_t address, std::size_t nbytes) {
-             self.context().require_peer(peer.rank(), "reading memory");
-             std::string bytes(nbytes, '\0');
-             const std::string why = self.context().transport().try_read(
-                 peer.rank(), address, std::as_writable_bytes(std::span(bytes)));
-             if (!why.empty()) bytes.clear();
-             return std::make_pair(nb::bytes(bytes.data(), bytes.size()), why);
-           })
       .def("_require_usable", [](const ContextHandle& self) { self.context().require_usable(); })
       .def("_require_peer",
            [](const ContextHandle& self, Integer peer, const char* operation) {

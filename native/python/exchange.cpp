@@ -322,8 +322,7 @@ void bind_exchange(nb::module_& module) {
                 std::make_shared<Directory>(entries.segment, offset, std::move(segments))};
           },
           "entries"_a, "offset"_a, "homes"_a,
-          "Entries of 8 bytes in a segment; the segments that arrays may lie in, or none: "
-          "anywhere.");
+          "Entries of 8 bytes in a segment; the segments that arrays may lie in.");
 
   nb::class_<ExecutionHandle> execution(
       module, "Execution", "A collective bound to memory, which runs any number of times.");

@@ -93,15 +93,6 @@ void bind_measure(nb::module_& module) {
           },
           "count"_a, "piece"_a, "calls"_a, "paced"_a, "The same, each block reduced by its owner.")
       .def(
-          "read_arrays",
-          [](FloorHandle& self, std::uint64_t count, std::uint64_t piece, std::uint32_t calls,
-             bool paced) {
-            const WithoutGil release;
-            return as_times(self.floor.read_arrays(count, piece, calls, paced));
-          },
-          "count"_a, "piece"_a, "calls"_a, "paced"_a,
-          "The same, copied from peers' arrays where they lie.")
-      .def(
           "layers",
           [](FloorHandle& self, const std::vector<std::uint64_t>& counts, bool prefetch,
              std::uint32_t calls, bool paced) {

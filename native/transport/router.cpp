@@ -96,10 +96,6 @@ RemoteSegment Router::attach(Rank peer, const std::string& description, int devi
                                     device, deadline);
 }
 
-void Router::admit_readers() {
-  for (const auto& transport : transports_) transport->admit_readers();
-}
-
 std::string Router::refuses_device(int device) const {
   for (const auto& transport : transports_) {
     if (auto why = transport->refuses_device(device); !why.empty()) return why;

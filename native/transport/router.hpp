@@ -23,11 +23,6 @@ class Router final : public Transport {
                        Deadline deadline) override;
   std::string refuses_device(int device) const override;
   void retract(const LocalSegment& segment) override;
-  void admit_readers() override;
-  std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> bytes) override {
-    return to(peer).try_read(peer, address, bytes);
-  }
-  bool reads_anywhere(Rank peer) const override { return to(peer).reads_anywhere(peer); }
   int service_descriptor() const override { return ready_.get(); }
   bool service() override;
 

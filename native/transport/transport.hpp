@@ -132,15 +132,6 @@ class Transport {
   }
   virtual void leave(LocalSegment& /*own*/) {}
   virtual void retract(const LocalSegment& /*segment*/) {}
-  // Lets peers read this process's memory at any address, as far as this process can decide it.
-  virtual void admit_readers() {}
-  // Reads from an address of `peer`'s process; returns "" or why that is impossible. After a
-  // success, post_read also takes a `remote` with only an address, and any host memory as `local`.
-  virtual std::string try_read(Rank /*peer*/, std::uint64_t /*address*/,
-                               std::span<std::byte> /*to*/) {
-    return text("transport ", name(), " reads segments only");
-  }
-  virtual bool reads_anywhere(Rank /*peer*/) const { return false; }
   // The service thread polls the descriptor for input and calls service(); -1: none. service()
   // returns true if there is more to do that the descriptor may not show: it handles a limited
   // amount per call, so that a flood of requests does not delay heartbeats.

@@ -263,12 +263,10 @@ class GroupAllreduce:
         if self.pairwise is not None:
             n_bound += self.pairwise.n_bound
             plans.append("pairwise")
-        read = self.group.unreadable
-        elsewhere = f"peers cannot read them ({read})" if read else "peers can read them"
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
             f"{n_bound} signatures, plans {', '.join(plans) or 'none'}; "
-            f"workspace {nbytes} bytes; arrays outside segments: {elsewhere}"
+            f"workspace {nbytes} bytes"
         )
 
 
@@ -341,7 +339,6 @@ class Allreduces:
         try:
             if group not in self._groups:
                 with Steps(self._state.unfinished, group, call, limit) as steps:
-                    group._agree_on_reading(steps)
                     made = steps(lambda: made.begin(steps.left))
                 self._groups[group] = made
                 if group is self._world:

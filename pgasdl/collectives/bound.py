@@ -5,8 +5,8 @@ Calls, handles and exchanges go this way; pairwise collectives bring a plan that
 An array lies, for a plan,
 
 - in place: in segments, and every member knows where in each;
-- rebased: where it is, and each execution tells the plan where that is. No peer touches it, or
-  peers look its place up in a directory: the pool, or memory that they can read;
+- rebased: where it is, and each execution tells the plan where that is. No peer touches it, or it
+  is in the pool, and peers look its place up in a directory;
 - copied: the plan works on a copy in a segment of the collective's own, and the result is copied
   back. An array on a GPU is copied on that GPU where peers reach a GPU, else to the host.
 
@@ -124,10 +124,6 @@ class Place:
         require_mapped(plan, group)
         if spec.works_on == "mapped" and not self.reached:
             raise PlanError(f"plan {plan} needs the array in a segment on every rank")
-        if spec.works_on == "readable" and not (self.told and self.reached):
-            why = "this array is on a GPU" if self.on_gpu else group.unreadable
-            if why:
-                raise PlanError(f"plan {plan} reads peers' arrays where they lie: {why}")
         if self.homes and (self.told or spec.works_on == "mapped"):
             return BufferAccess.IN_PLACE
         if self.pool and spec.works_on == "mapped":
@@ -193,7 +189,6 @@ def choose(
             nbytes,
             in_place=place.reached,
             on_gpu=place.on_gpu,
-            readable=not place.on_gpu and not place.homes and group.unreadable == "",
             shares=shares,
         )
     return choice, place.access(choice.plan, group)
@@ -207,17 +202,16 @@ def select(
     *,
     in_place: bool,
     on_gpu: bool = False,
-    readable: bool = False,
     wire: bool = False,
     shares: bool = False,
     phases: bool = True,
 ) -> Choice:
     """Return the plan for an array by the policy, else by size, mapping and nodes.
 
-    ``in_place``, ``on_gpu``, ``readable``, ``wire`` : as of :class:`pgasdl.plans.Case`
+    ``in_place``, ``on_gpu``, ``wire`` : as of :class:`pgasdl.plans.Case`
     ``phases`` : its executions may alternate between phases; a policy may name such a plan anyway
     """
-    case = Case(group.members, kind, nbytes, in_place, readable, wire, on_gpu)
+    case = Case(group.members, kind, nbytes, in_place, wire, on_gpu)
     operation = operation_of(kind) if policy.rules else ""
     names = (operation,) if in_place else (f"{operation}-array", operation)
     for name in names if operation else ():
@@ -242,16 +236,15 @@ def able(plan: str, case: Case) -> bool:
         if case.in_segments:
             return not case.on_gpu
         return works_anywhere(plan, case.members)
-    where = {"segment": True, "mapped": case.in_segments, "readable": case.readable}
-    return where[spec.works_on]
+    return spec.works_on == "segment" or case.in_segments
 
 
 def works_anywhere(plan: str, members: Members) -> bool:
     """Whether a plan works on arrays wherever they lie, without a copy in a segment."""
     spec = PLANS[plan]
-    if spec.works_on == "private" and not spec.mapped:
-        return not members.mapped and not members.registers
-    return spec.works_on in ("private", "readable")
+    if spec.works_on != "private":
+        return False
+    return spec.mapped or not (members.mapped or members.registers)
 
 
 def automatic(

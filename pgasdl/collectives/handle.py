@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pgasdl import _native
 from pgasdl._native import BufferAccess
-from pgasdl.buffers import ALIGNMENT, Memory, aligned, memory_of
+from pgasdl.buffers import Memory, aligned, memory_of
 from pgasdl.collectives.bound import (
     ArrayAccess,
     Home,
@@ -27,7 +27,7 @@ from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group, Steps
-from pgasdl.plans import KINDS, spec_of
+from pgasdl.plans import KINDS
 from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.plans.plan import ROOTED
 
@@ -124,22 +124,18 @@ class Collective:
         state, group, memory = self._state, self.group, self._memory
         signature = self._signature(plan, options)
         place = self._place(steps, f"collective {signature}")
-        if not place.reached and (plan is None or spec_of(plan).works_on == "readable"):
-            group._agree_on_reading(steps)
         choice, how = choose(state, group, self.kind, place, plan)
         self.plan = choice.plan
         built = self._build(self.plan, {**dict(choice.options), **options}, how)
         shape = built.first
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
-        looked_up = how == BufferAccess.REBASED and spec_of(self.plan).works_on == "readable"
         copied = aligned(memory.nbytes) if how == BufferAccess.COPIED else 0
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
-        entry = aligned(self.inbox_bytes)  # of a directory
         self._segment = segment = steps(
             lambda: state.segments.make(
                 group,
-                entry + ALIGNMENT if looked_up else self.inbox_bytes,
+                self.inbox_bytes,
                 shape.notifications + group.size,
                 steps.left,
                 self._device,
@@ -150,8 +146,7 @@ class Collective:
         if place.by_host:
             segment.pin(memory.device)
         self._pooled = bool(place.homes) and place.homes[group.rank][0].pooled
-        directory = _native.Directory(segment, entry, []) if looked_up else None
-        data = place.data(how, group, memory.nbytes, (segment, 0), directory)
+        data = place.data(how, group, memory.nbytes, (segment, 0))
         source = self._given.address
         if source != memory.address:
             how = BufferAccess.COPIED

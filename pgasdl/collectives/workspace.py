@@ -141,7 +141,7 @@ class Executions:
     ) -> None:
         self._state, self._group, self._workspaces = state, group, workspaces
         self._numbers, self._calls, self._first = numbers, calls, first
-        # By the ids of the pool's segments; of none: of arrays anywhere.
+        # By the ids of the pool's segments.
         self._directories: dict[tuple[int, ...], _native.Directory] = {}
         self.regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
@@ -234,8 +234,8 @@ class Executions:
         plan = self._build(request, count, options)
         workspace, dtype = self._workspaces[request.room], memory.native_dtype
         own, directory = workspace.inboxes.get(name), None
-        if access == BufferAccess.REBASED and own is None:
-            directory = self._directory(place.pool if request.in_pool else ())
+        if request.in_pool:
+            directory = self._directory(place.pool)
         copy, nbytes = (workspace.segment, workspace.copy), count * memory.dtype.itemsize
         inbox = workspace.inbox if own is None else own
         execution = bind(
@@ -265,7 +265,7 @@ class Executions:
                 self._homes.pop(key, None)
 
     def _directory(self, pool: tuple[Segment, ...]) -> _native.Directory:
-        """Return where members tell where their arrays are: in the pool, or, without, anywhere."""
+        """Return where members tell where in the pool their arrays are."""
         homes = tuple(segment.id for segment in pool)
         if homes not in self._directories:
             workspace = self._workspaces[None]

@@ -40,7 +40,7 @@ ROOTED = ("reduce", "broadcast")
 KINDS = (*EXCHANGES, *ROOTED, "reduce-scatter", "all-gather", "all-to-all")
 HOOKS = frozenset({"update"})
 # Where the application's ``data`` may lie, for a plan to work on it: see PlanSpec.
-PLACES = ("segment", "mapped", "readable", "private")
+PLACES = ("segment", "mapped", "private")
 APPLICATION_BUFFERS = ("data", "weights", "result")
 # How many ranks each group of neighbours has: all as many; or one group after the other, and again
 # from the first on. The last group may be short.
@@ -88,8 +88,7 @@ class Reduce:
     """``dsts[j][i] = scale * (srcs[0][i] + srcs[1][i] + ...)``, in that order, in one pass.
 
     One source with scale 1 is a copy, or a cast where the buffers' dtypes differ. A destination
-    is one of the sources exactly, or overlaps none. Remote spans need a mapped plan; a copy from a
-    peer's memory into own memory also works where it is not mapped, but can be read.
+    is one of the sources exactly, or overlaps none. Remote spans need a mapped plan.
     """
 
     dsts: tuple[Span, ...]
@@ -275,8 +274,6 @@ class Case:
         Its length on each rank.
     in_segments : bool
         It lies in a segment on every rank.
-    readable : bool, default False
-        It lies elsewhere, and every rank can read every other's.
     wire : bool, default False
         It travels in another dtype.
     on_gpu : bool, default False
@@ -287,7 +284,6 @@ class Case:
     kind: str
     nbytes: int
     in_segments: bool
-    readable: bool = False
     wire: bool = False
     on_gpu: bool = False
 
@@ -342,8 +338,8 @@ class PlanSpec:
         It needs mapped memory of the peers.
     works_on : str
         Where ``data`` lies: "segment": in a segment, or copied into one; "mapped": in segments that
-        all ranks map, where it loads and stores the peers'; "readable": anywhere that peers can
-        read, since it only copies from them; "private": anywhere, no peer touches it.
+        all ranks map, where it loads and stores the peers'; "private": anywhere, no peer touches
+        it.
     suits : Callable[[Case], bool], default never
         Whether to take it where nobody names a plan: the first usable row that suits is taken.
     options : tuple[str, ...]

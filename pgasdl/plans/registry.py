@@ -12,7 +12,6 @@ from pgasdl.plans.algorithms import (
     gdraa_direct,
     gdraa_nodes,
     gdraa_private,
-    gdraa_read,
     halving_doubling,
     kary,
     multi_stage,
@@ -29,7 +28,6 @@ from pgasdl.plans.validation import validate
 PLANS: dict[str, PlanSpec] = {
     spec.name: spec
     for spec in (
-        gdraa_read.SPEC,
         staged.SPEC,
         gdraa_direct.SPEC,
         one_shot.SPEC,
@@ -69,8 +67,8 @@ def register(spec: PlanSpec) -> None:
         raise PlanError(f"plan {spec.name!r}: works_on 'mapped' goes with mapped=True")
     if (spec.works_on == "private") != (spec.inbox_pieces > 0):
         raise PlanError(f"plan {spec.name!r}: inbox_pieces goes with works_on 'private' alone")
-    if spec.works_on in ("readable", "private") and spec.longest is None:
-        raise PlanError(f"plan {spec.name!r}: works_on {spec.works_on!r} needs longest")
+    if spec.works_on == "private" and spec.longest is None:
+        raise PlanError(f"plan {spec.name!r}: works_on 'private' needs longest")
     if spec.phases < 1:
         raise PlanError(f"plan {spec.name!r}: {spec.phases} phases")
     PLANS[spec.name] = spec

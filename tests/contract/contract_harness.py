@@ -138,8 +138,7 @@ MAPPED = tuple(row for row in TRANSPORTS if row.name in ("shm", "loopback", "adv
 
 def can_run(ctx: Any, spec: PlanSpec) -> bool:
     """Whether ranks reach each other's memory as a plan needs it."""
-    reads = ctx.transport_of(0) in ("shm", "loopback")
-    return not spec.mapped or (ctx.mapped and (reads or spec.works_on != "readable"))
+    return not spec.mapped or ctx.mapped
 
 
 # The rows that ``pytest`` runs without --full, and those that ``pytest -m gate`` does, with two

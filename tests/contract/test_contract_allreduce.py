@@ -46,8 +46,6 @@ def usable_plans(ctx: Any, inside: bool) -> list[str | None]:
     names = ["gdraa", "tree", "halving-doubling"]
     if ctx.mapped:
         names += ["staged", "gdraa-direct"]
-        if ctx.transport_of(0) in ("shm", "loopback"):
-            names += ["gdraa-read"]
     elif ctx.transport_of(0) != "verbs":
         names += ["one-shot", "gdraa-private"]
     return [None, *(name for name in names if inside or name != "gdraa-direct")]

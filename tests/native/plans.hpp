@@ -118,43 +118,6 @@ inline Plan gdraa_direct(Rank rank, Rank size, std::uint64_t count) {
   return plan_of("gdraa-direct", rank, size, count, lane);
 }
 
-// In one piece. Notifications as in gdraa-direct, where `size + i` means that rank i has all of
-// this rank's block, and 2 size + i that rank i's block is done.
-inline Plan gdraa_read(Rank rank, Rank size, std::uint64_t count) {
-  Steps lane;
-  const auto others = [&](auto&& each) {
-    for (Rank step = 1; step < size; ++step) each((rank + step) % size);
-  };
-  const auto owns = [&](Rank peer) { return block(count, size, peer).second != 0; };
-  const auto [offset, n] = block(count, size, rank);
-  others([&](Rank peer) {
-    if (owns(peer)) lane.flag(peer, rank);
-  });
-  if (n != 0) {
-    std::vector<PlanSpan> sources(static_cast<std::size_t>(size), {kData, offset, -1});
-    others([&](Rank peer) {
-      lane.wait(peer, peer);
-      sources[static_cast<std::size_t>(peer)] = slot(peer, rank, count);
-      lane.reduce({slot(peer, rank, count)}, {{kData, offset, peer}}, n);
-    });
-    lane.reduce({{kData, offset, -1}}, sources, n);
-    others([&](Rank peer) { lane.flag(peer, 2 * size + rank); });
-  }
-  others([&](Rank owner) {
-    const auto [there, m] = block(count, size, owner);
-    if (m == 0) return;
-    lane.wait(2 * size + owner, owner);
-    lane.reduce({{kData, there, -1}}, {{kData, there, owner}}, m);
-  });
-  others([&](Rank peer) {
-    if (owns(peer)) lane.flag(peer, size + rank);
-  });
-  if (n != 0) others([&](Rank peer) { lane.wait(size + peer, peer); });
-  Plan plan = plan_of("gdraa-read", rank, size, count, lane);
-  plan.notifications = 3 * static_cast<std::uint32_t>(size);
-  return plan;
-}
-
 inline Plan tree(Rank rank, Rank size, std::uint64_t count, bool update) {
   Steps lane;
   std::vector<Rank> children;

@@ -2,7 +2,6 @@
 // written as soon as the last one has ended, and there is no barrier.
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <random>
 
@@ -88,87 +87,6 @@ void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
   });
 }
 
-// A plan that copies from arrays of this rank only, bound to them, with the directory.
-struct Reading {
-  Reading(Local& local, std::uint64_t count)
-      : entries(local.segment(64)),
-        rest(local.segment((1 + static_cast<std::uint64_t>(local.size())) * count * sizeof(float))),
-        array(count),
-        bytes(count * sizeof(float)) {
-    const auto ranks = everybody(local.size());
-    auto& transport = local.context.transport();
-    transport.admit_readers();
-    for (const Rank rank : ranks) {  // threads share one memory
-      if (rank == local.rank()) continue;
-      CHECK(transport.try_read(rank, reinterpret_cast<std::uint64_t>(array.data()), copy) == "");
-    }
-    const auto somewhere = std::make_shared<Segment>(address(), bytes);
-    const auto directory =
-        std::make_shared<Directory>(entries, 56, std::vector<std::shared_ptr<Segment>>{});
-    plan = bound(local, gdraa_read(local.rank(), local.size(), count),
-                 {{somewhere, 0, DType::kF32, {}, directory}, {rest, 0}, {rest, bytes}}, ranks,
-                 entries, 7);
-  }
-  std::byte* address() { return reinterpret_cast<std::byte*>(array.data()); }
-  void start(Local& local) {
-    local.executor.start(*plan, {BufferAccess::kRebased, address(), address(), bytes});
-  }
-
-  std::shared_ptr<Segment> entries;
-  std::shared_ptr<Segment> rest;
-  std::vector<float> array;
-  std::uint64_t bytes;
-  std::array<std::byte, 4> copy{};
-  std::unique_ptr<Execution> plan;
-};
-
-void arrays_that_are_read(const Settings& settings, Rank size, std::uint64_t count) {
-  run(size, settings, [&](Local& local) {
-    Reading reading(local, count);
-    std::vector<float> kept;
-    for (std::uint32_t round = 0; round < 60; ++round) {
-      kept.swap(reading.array);  // at another address than the last time
-      reading.array.assign(count, 0);
-      for (std::uint64_t i = 0; i < count; ++i) {
-        reading.array[i] = Exchange::value(local.rank(), round, i);
-      }
-      reading.start(local);
-      CHECK(local.executor.wait(*reading.plan, soon()) == Waited::kDone);
-      for (std::uint64_t i = 0; i < count; ++i) {
-        CHECK(reading.array[i] == Exchange::sum(size, round, i));
-      }
-    }
-    local.barrier();
-  });
-}
-
-// A rank that gives an execution up has its array back: no peer takes its later content, although
-// the flag that it is ready was raised, and no peer fails because it is gone.
-void arrays_that_are_given_up(const Settings& settings) {
-  run(2, settings, [&](Local& local) {
-    Reading reading(local, 100);
-    if (local.rank() == 1) {
-      reading.start(local);
-      // By then its flag is under way.
-      CHECK(local.executor.wait(*reading.plan, Deadline::in(0.1)) == Waited::kTimeout);
-      reading.plan->close();
-      reading.array = {};
-    }
-    local.barrier();
-    if (local.rank() == 0) {
-      const std::vector<float> before = reading.array;
-      reading.start(local);
-      CHECK(local.executor.wait(*reading.plan, Deadline::in(0.2)) == Waited::kTimeout);
-      const std::string missing = local.executor.missing(*reading.plan);
-      CHECK_NOTE(missing.find("reads memory of rank 1") != std::string::npos, "%s",
-                 missing.c_str());
-      CHECK(reading.array == before);
-      reading.plan->close();
-    }
-    local.barrier();
-  });
-}
-
 // A plan that does not fit is refused before anything runs.
 void refusals() {
   run(2, {}, [&](Local& local) {
@@ -222,17 +140,13 @@ int main() {
     if (settings.faults.mapped) {
       arrays_that_move(settings, 2, 100, false);
       arrays_that_move(settings, 3, 50, true);
-      arrays_that_are_read(settings, 3, 50);
-      arrays_that_are_given_up(settings);
     }
   }
   Settings shared;
   shared.shm = true;
   for (const std::uint64_t count : {2, 900}) {
     arrays_that_move(shared, 4, count, count > 2);
-    arrays_that_are_read(shared, 4, count);
   }
-  arrays_that_are_given_up(shared);
   Settings sleeping;
   sleeping.options = sleepy();
   for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {

@@ -213,7 +213,6 @@ def test_a_plan_from_outside_is_registered_once() -> None:
         {"kinds": ("max",)},
         {"works_on": "paper"},
         {"inbox_pieces": 4},
-        {"works_on": "readable"},
         {"works_on": "mapped", "mapped": False},
     ):
         with pytest.raises(PlanError, match=next(iter(wrong))):

@@ -19,7 +19,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "chain-binomial": [{"chain_size": 2, "root": 3}, {"chain_size": (2, 3), "chunks": 2}],
     "halving-doubling": [{"group_size": 2}],
     "gdraa-nodes": [{"group_size": 2}, {"group_size": (2, 3)}, {"group_size": 3, "direct": 1}],
-    "gdraa-read": [{"piece": 48}],
     "gdraa-private": [{"piece": 40}, {"piece": 7}],
     "one-shot": [{"piece": 48}],
     "staged": [{"piece": 48}, {"piece": 100, "owners": 0}, {"piece": 100, "owners": 1}],

@@ -95,10 +95,6 @@ def no_reduced(phases: Phases) -> Phases:
     return without_flags(phases, range(6, 12))
 
 
-def no_piece_done(phases: Phases) -> Phases:
-    return without_flags(phases, range(6, 9))
-
-
 def no_mate(phases: Phases) -> Phases:
     """Two nodes of two ranks that do not wait for the mate's block."""
     return without(phases, lambda step: isinstance(step, Wait) and step.notification >= 6)
@@ -137,11 +133,6 @@ NAMED = [
         broken={**FLUSH, "NO_WAIT": no_wait},
     ),
     Model("one_shot", "one-shot", broken={**FLUSH, "ONE_PHASE": one_phase}),
-    Model(
-        "read",
-        "gdraa-read",
-        broken={"NO_READY": no_ready, "NO_DONE": no_piece_done, "NO_END": no_done},
-    ),
     Model("tree", "tree", broken=FLUSH),
     Model("tree", "tree", "reduce", ("REDUCE",), broken=BOTH),
     Model("tree", "tree", "broadcast", ("BROADCAST",), broken=BOTH),

@@ -95,7 +95,7 @@ def test_what_cannot_share_an_inbox_is_not_chosen_for_arrays_in_turns() -> None:
     assert chosen == [("one-shot", "alone")] * 2
 
 
-@pytest.mark.parametrize("name", ["gdraa-direct", "gdraa-read", "staged", "gdraa-private"])
+@pytest.mark.parametrize("name", ["gdraa-direct", "staged", "gdraa-private"])
 def test_a_plan_works_where_its_row_says(name: str) -> None:
     """No name counts: the same row with another name runs on the same arrays."""
 

@@ -93,7 +93,7 @@ def test_candidates_for_arrays_outside_segments() -> None:
         return sorted(str(choice) for choice in choices_of_arrays(ctx))
 
     mapped, unmapped = loopback.run(2, program), loopback.run(2, program, mapped=False)
-    assert mapped == [["gdraa-read", "staged(owners=0)", "staged(owners=1)"]] * 2
+    assert mapped == [["staged(owners=0)", "staged(owners=1)"]] * 2
     assert unmapped == [["gdraa-private", "one-shot"]] * 2
 
 

@@ -103,11 +103,6 @@ class LoopbackTransport final : public Transport {
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, int device,
                        Deadline deadline) override;
-  std::string try_read(Rank, std::uint64_t address, std::span<std::byte> to) override {
-    std::memcpy(to.data(), reinterpret_cast<const void*>(address), to.size());
-    return "";
-  }
-  bool reads_anywhere(Rank) const override { return true; }
   std::string refuses_device(int) const override { return ""; }
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,

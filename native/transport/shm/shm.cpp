@@ -166,7 +166,7 @@ void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
 }
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
-  if (segment.bound && segment.device == kHost) admit_peers(true);
+  if (segment.bound && segment.device == kHost) admit_peers();
   // Each rank begins with the next one, as a mailbox holds few messages and all would fill one.
   const auto self = std::ranges::lower_bound(peers, rank_) - peers.begin();
   for (std::size_t i = 0; i < peers.size(); ++i) {
@@ -191,28 +191,15 @@ std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> p
   return packed(description);
 }
 
-std::string ShmTransport::try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) {
-  Peer& there = peers_[static_cast<std::size_t>(peer)];
-  try {
-    call_across(peer, to.data(), address, to.size(), false);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  there.readable.store(true, std::memory_order_relaxed);
-  return "";
-}
-
 // Where Yama restricts access to bound memory, a process can name one process whose descendants get
-// it: the peer, or the launcher of all. Without a common ancestor, `any_process` chooses between
-// every process of this user and none.
-void ShmTransport::admit_peers(bool any_process) {
+// it: the peer, or the launcher of all. Without a common ancestor every process of this user does.
+void ShmTransport::admit_peers() {
   std::vector<pid_t> pids;
   for (const Peer& peer : peers_) {
     if (peer.pid != 0 && peer.pid != getpid()) pids.push_back(peer.pid);
   }
   if (pids.empty()) return;
   const pid_t above = common_ancestor(pids);
-  if (above == 0 && !any_process) return;
   prctl(PR_SET_PTRACER, above != 0 ? static_cast<unsigned long>(above) : PR_SET_PTRACER_ANY, 0, 0,
         0);
 }

@@ -32,11 +32,6 @@ class ShmTransport final : public Transport {
                        Deadline deadline) override;
   void retract(const LocalSegment& segment) override;
   std::string refuses_device(int) const override { return ""; }
-  void admit_readers() override { admit_peers(false); }
-  std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) override;
-  bool reads_anywhere(Rank peer) const override {
-    return peers_[static_cast<std::size_t>(peer)].readable.load(std::memory_order_relaxed);
-  }
   int service_descriptor() const override { return socket_.get(); }
   bool service() override;
   void end_service() override;
@@ -54,9 +49,8 @@ class ShmTransport final : public Transport {
     UniqueFd mailbox;  // connected to the peer's socket; none if that was gone
     pid_t pid = 0;
     WakeWord* wake_word = nullptr;
-    std::atomic<bool> readable{false};  // at any address
   };
-  void admit_peers(bool any_process);
+  void admit_peers();
   // A descriptor stands for host memory or the board (kHost), or for data on a device (kDevice).
   // kNone retracts the descriptors that were offered before.
   enum class Part : std::uint32_t { kHost, kDevice, kNone };

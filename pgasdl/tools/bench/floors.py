@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from pgasdl.tools.bench.turns import Contender, Ranks
 
 NEAR_NS = 100.0
 _BATCHES, _ROUNDS = 9, 50
-_READ_PIECES = (32768, 131072)  # elements
-Pieces = Callable[[int, int, bool], tuple[list[int], list[int]]]
 
 
 class Floors:
@@ -52,7 +49,7 @@ class Floors:
         return [contender(copy) for copy in ways]
 
     def private_arrays(self, count: int, fill_ns: float) -> list[Contender]:
-        """Make the contenders of an allreduce of arrays outside, staged or read in several ways."""
+        """Make the contenders of an allreduce of arrays outside, staged in several ways."""
 
         def contender(piece: int, copy: str) -> Contender:
             def measure(calls: int) -> Sequence[float]:
@@ -66,20 +63,13 @@ class Floors:
         ways += [(8192, "memcpy")] if count > 8192 else []
         ways += [(32768, "stream")] if count >= 1024 else []
         found = [contender(piece, copy) for piece, copy in ways]
-        blocks = partial(self._floor.private_blocks, count)
-        found.append(self._in_pieces("by owners", blocks, ways[0][0], fill_ns))
-        if self._ranks.context.world.unreadable == "":
-            reads = partial(self._floor.read_arrays, count)
-            pieces = [piece for piece in _READ_PIECES if piece < count] or _READ_PIECES[:1]
-            found += [self._in_pieces("read", reads, piece, fill_ns) for piece in pieces]
-        return found
+        piece, _ = ways[0]
 
-    def _in_pieces(self, how: str, call: Pieces, piece: int, fill_ns: float) -> Contender:
-        def measure(calls: int) -> Sequence[float]:
-            moments = call(piece, calls, self._ranks.paced)
+        def by_owners(calls: int) -> Sequence[float]:
+            moments = self._floor.private_blocks(count, piece, calls, self._ranks.paced)
             return self._ranks.durations(moments, self._clock_ns, fill_ns)
 
-        return Contender(f"{how}, in pieces of {4 * piece}", measure)
+        return [*found, Contender(f"by owners, in pieces of {4 * piece}", by_owners)]
 
     def layers(self, counts: Sequence[int], fill_ns: float = 0.0) -> list[Contender]:
         """Make the contenders of a model's tensors in segments, one for each kernel."""

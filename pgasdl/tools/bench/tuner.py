@@ -69,14 +69,13 @@ def choices_here(context: Context) -> list[Choice]:
 
 
 def choices_of_arrays(context: Context) -> list[Choice]:
-    """List every plan that exchanges gradients here where they lie, outside segments. Collective.
+    """List every plan that exchanges gradients here where they lie, outside segments.
 
     Empty where every array has to be copied into a segment: then the rules of segments apply.
     """
-    context.allreduce(np.zeros(1, np.float32), "sum")  # tries whether peers can be read
     found: list[Choice] = []
     members = context.world.members
-    case = Case(members, "average", 0, in_segments=False, readable=context.world.unreadable == "")
+    case = Case(members, "average", 0, in_segments=False)
     for name, spec in PLANS.items():
         if works_anywhere(name, members) and able(name, case):
             options = [(("owners", n),) for n in (0, 1)] if "owners" in spec.options else [()]
@@ -181,8 +180,7 @@ def _tune(
 def usual_choice(context: Context, nbytes: int, *, in_segment: bool) -> Choice:
     """Return the choice without a policy, with its option ``owners`` if it has one."""
     world = context.world
-    readable = not in_segment and world.unreadable == ""
-    usual = automatic(Case(world.members, "average", nbytes, in_segment, readable))
+    usual = automatic(Case(world.members, "average", nbytes, in_segment))
     if "owners" in PLANS[usual.plan].options:
         return Choice(usual.plan, (("owners", staged.owners_of(world.size, nbytes // 4)),))
     return usual
