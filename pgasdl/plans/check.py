@@ -18,10 +18,11 @@ cover the numbers (rounding, overflow), lost peers, or the executor's own faults
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pgasdl.errors import PlanError
 from pgasdl.plans import build_phases
-from pgasdl.plans.checker.findings import Finding
+from pgasdl.plans.checker import Finding
 from pgasdl.plans.checker.happens_before import happens_before
 from pgasdl.plans.checker.results import Region
 from pgasdl.plans.checker.symbolic_run import symbolic_run
@@ -107,34 +108,16 @@ def assert_ok(
     plans: str | Sequence[Plan] | Sequence[Sequence[Plan]],
     size: int | None = None,
     count: int | None = None,
-    *,
-    kind: str = "average",
-    wire: bool = False,
-    iterations: int | None = None,
-    layers: int = 2,
-    seeds: int = 2,
-    results: Sequence[Sequence[Region]] | None = None,
-    **options: int,
+    **how: Any,
 ) -> None:
-    """Raise unless :func:`check` finds nothing.
+    """Raise unless :func:`check`, which takes the same parameters, finds nothing.
 
     Raises
     ------
     PlanError
         With every finding, one per line.
     """
-    findings = check(
-        plans,
-        size,
-        count,
-        kind=kind,
-        wire=wire,
-        iterations=iterations,
-        layers=layers,
-        seeds=seeds,
-        results=results,
-        **options,
-    )
+    findings = check(plans, size, count, **how)
     if findings:
         raise PlanError("\n".join(map(str, findings)))
 

@@ -7,19 +7,16 @@ from numbers import Integral
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms import (
     all_to_all,
-    chain,
     gdraa,
     gdraa_direct,
     gdraa_nodes,
     gdraa_private,
     halving_doubling,
-    kary,
     multi_stage,
     one_shot,
     ring,
     staged,
-    tree,
-    two_level,
+    trees,
 )
 from pgasdl.plans.plan import EXCHANGES, KINDS, PLACES, Plan, PlanSpec, Sizes
 from pgasdl.plans.validation import validate
@@ -36,11 +33,7 @@ PLANS: dict[str, PlanSpec] = {
         gdraa_private.SPEC,
         gdraa.SPEC,
         ring.SPEC,
-        chain.SPEC,
-        two_level.CHAIN_BINOMIAL,
-        two_level.CHAIN_CHAIN,
-        tree.SPEC,
-        kary.SPEC,
+        *trees.SPECS,
         multi_stage.SPEC,
         all_to_all.SPEC,
     )

@@ -24,7 +24,7 @@ from pgasdl.plans import (
     build_phases,
 )
 from pgasdl.plans.check import check
-from pgasdl.plans.checker.findings import Finding
+from pgasdl.plans.checker import Finding
 from pgasdl.plans.plan import Sizes
 
 # Options that change a plan from what it is by default; -1 is the last rank.

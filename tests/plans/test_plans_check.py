@@ -27,7 +27,7 @@ from pgasdl.plans import (
     validate,
     validate_all,
 )
-from pgasdl.plans.algorithms.halving_doubling import Numbering
+from pgasdl.plans.algorithms.shapes import RoundRobin
 from pgasdl.plans.check import assert_ok, check
 
 FEW = range(2, 5)
@@ -77,7 +77,7 @@ def test_many_schedules_agree_with_the_proof(variant: Variant) -> None:
 def test_supernodes_are_numbered_round_robin() -> None:
     for size in range(1, 40):
         for group_size in range(1, size + 2):
-            numbering = Numbering(size, group_size)
+            numbering = RoundRobin(size, group_size)
             ranks = [numbering.rank(node) for node in range(size)]
             assert [numbering.node(rank) for rank in ranks] == list(range(size))
             assert ranks == sorted(ranks, key=lambda r: (r % group_size, r // group_size))

@@ -67,48 +67,12 @@ from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import ALIGN, edge, flag, flushed, padded
 from pgasdl.plans.algorithms.hierarchy import LATENCY, LATENCY_INSIDE, STARTUP
 from pgasdl.plans.algorithms.rank_view import RankView
+from pgasdl.plans.algorithms.shapes import RoundRobin
 from pgasdl.plans.plan import EXCHANGES, Case, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PER_LEVEL = 5
 # Bytes that save a nanosecond inside a node where mates load them.
 _LOADED = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Numbering:
-    """The mapping of ranks to nodes: round-robin over supernodes of ``group_size`` ranks."""
-
-    size: int
-    group_size: int
-
-    def _full(self) -> tuple[int, int]:
-        """Return the number of supernodes, and the number of ranks in the last one."""
-        groups = -(-self.size // self.group_size)
-        return groups, self.size - (groups - 1) * self.group_size
-
-    def node(self, rank: int) -> int:
-        """Return a rank's node: first the first ranks of all supernodes, then the second ones.
-
-        >>> [Numbering(7, 3).node(rank) for rank in range(7)]
-        [0, 3, 5, 1, 4, 6, 2]
-        """
-        group, place = divmod(rank, self.group_size)
-        groups, last = self._full()
-        return place * groups + group - max(0, place - last)
-
-    def rank(self, node: int) -> int:
-        """Return a node's rank.
-
-        >>> [Numbering(7, 3).rank(node) for node in range(7)]
-        [0, 3, 6, 1, 4, 2, 5]
-        """
-        groups, last = self._full()
-        if node < last * groups:
-            place, group = divmod(node, groups)
-        else:
-            place, group = divmod(node - last * groups, groups - 1)
-            place += last
-        return group * self.group_size + place
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +129,7 @@ def build(
         )
     if view.idle:
         return view.plan()
-    halves = _Halves(view, Numbering(size, group_size))
+    halves = _Halves(view, RoundRobin(size, group_size))
     inbox = 0 if kind == "all-gather" else halves.inbox
     notifications = PER_LEVEL * (size - 1).bit_length()
     return view.plan([halves.steps()], notifications, inbox)
@@ -190,7 +154,7 @@ def _inbox(size: int, count: int, group_size: int = 1) -> int:
 class _Halves:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
-    def __init__(self, view: RankView, numbering: Numbering) -> None:
+    def __init__(self, view: RankView, numbering: RoundRobin) -> None:
         self.view, self.numbering = view, numbering
         self.levels = levels(numbering.node(view.rank), view.size)
         # By level: from the partner, from the giver.

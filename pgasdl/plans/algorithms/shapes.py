@@ -1,4 +1,4 @@
-"""Shapes of trees, and the numbering of ranks from the root.
+"""Shapes of trees, and the numbering of ranks: from the root, or by turns over groups.
 
 Nodes are numbered from 0, the root. A child's place is the number of its slot at the parent.
 """
@@ -161,6 +161,43 @@ class Groups:
 @lru_cache(1024)
 def _largest(size: int, group_size: Sizes) -> int:
     return max(lengths(size, group_size))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """Ranks numbered round-robin over supernodes of ``group_size`` neighbours."""
+
+    size: int
+    group_size: int
+
+    def _full(self) -> tuple[int, int]:
+        """Return the number of supernodes, and the number of ranks in the last one."""
+        groups = -(-self.size // self.group_size)
+        return groups, self.size - (groups - 1) * self.group_size
+
+    def node(self, rank: int) -> int:
+        """Return a rank's node: first the first ranks of all supernodes, then the second ones.
+
+        >>> [RoundRobin(7, 3).node(rank) for rank in range(7)]
+        [0, 3, 5, 1, 4, 6, 2]
+        """
+        group, place = divmod(rank, self.group_size)
+        groups, last = self._full()
+        return place * groups + group - max(0, place - last)
+
+    def rank(self, node: int) -> int:
+        """Return a node's rank.
+
+        >>> [RoundRobin(7, 3).rank(node) for node in range(7)]
+        [0, 3, 6, 1, 4, 2, 5]
+        """
+        groups, last = self._full()
+        if node < last * groups:
+            place, group = divmod(node, groups)
+        else:
+            place, group = divmod(node - last * groups, groups - 1)
+            place += last
+        return group * self.group_size + place
 
 
 @dataclass(frozen=True, slots=True)

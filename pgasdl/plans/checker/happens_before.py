@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pgasdl.plans.checker.findings import Finding
+from pgasdl.plans.checker import Finding
 from pgasdl.plans.plan import (
     APPLICATION_BUFFERS,
     Call,

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from pgasdl.plans.checker.findings import Finding
-from pgasdl.plans.checker.results import Region
+from pgasdl.plans.checker import Finding
+from pgasdl.plans.checker.results import Region, Verdict
 from pgasdl.plans.checker.symbols import Expr, Memory, Piece, Symbols, combine
-from pgasdl.plans.checker.verdict import Verdict
 from pgasdl.plans.plan import (
     Call,
     Copy,
