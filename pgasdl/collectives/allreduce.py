@@ -306,10 +306,7 @@ class Allreduces:
         handle = None if memory.device is None else stream_handle(stream, memory.device)
         made = known or GroupAllreduce(self._state, group)
         if known is None:  # what is refused is so before anything is made
-            if plan is not None:
-                place = made.place(memory, plan)
-                made.require(place, op, plan)
-                place.access(plan, group)
+            made.request(memory, op, plan)
             if handle is not None:
                 _native.refuse_capture(on_gpu(memory), handle, "a collective")
             call = (

@@ -65,10 +65,6 @@ def no_wait(phases: Phases) -> Phases:
     return without(phases, lambda rank, s: isinstance(s, Wait) and s.notification >= size)
 
 
-def one_phase(phases: Phases) -> Phases:
-    return phases[:1]
-
-
 @dataclass(frozen=True)
 class Model:
     """A model with the plan that it describes, and ways to break both."""
@@ -79,28 +75,23 @@ class Model:
     defines: tuple[str, ...] = ()
     options: dict[str, int] = field(default_factory=dict, hash=False)
     broken: dict[str, Callable[[Phases], Phases]] = field(default_factory=dict, hash=False)
-    count: int = 48
     size: int = 3
 
     def __str__(self) -> str:
         return "-".join((self.name, *self.defines))
 
     def phases(self) -> Phases:
-        return build_phases(self.plan, self.size, self.count, kind=self.kind, **self.options)
+        return build_phases(self.plan, self.size, 48, kind=self.kind, **self.options)
 
 
 FLUSH = {"NO_FLUSH": no_flush}
-BOTH = {"NO_FLUSH": no_flush, "NO_CREDIT": no_credit}
+BOTH = {**FLUSH, "NO_CREDIT": no_credit}
+ANSWER = {**FLUSH, "NO_WAIT": no_wait}
 NAMED = [
-    Model("gdraa", "gdraa", broken={**FLUSH, "NO_WAIT": no_wait}),
+    Model("gdraa", "gdraa", broken=ANSWER),
     Model("gdraa", "gdraa", "reduce-scatter", ("ONE_WAY",), broken=BOTH),
-    Model(
-        "gdraa",
-        "gdraa-private",
-        defines=("PRIVATE",),
-        broken={**FLUSH, "NO_WAIT": no_wait},
-    ),
-    Model("one_shot", "one-shot", broken={**FLUSH, "ONE_PHASE": one_phase}),
+    Model("gdraa", "gdraa-private", "average", ("PRIVATE",), broken=ANSWER),
+    Model("one_shot", "one-shot", broken={**FLUSH, "ONE_PHASE": lambda phases: phases[:1]}),
     Model("tree", "tree", broken=FLUSH),
     Model("tree", "tree", "reduce", ("REDUCE",), broken=BOTH),
     Model("tree", "tree", "broadcast", ("BROADCAST",), broken=BOTH),
@@ -109,9 +100,7 @@ NAMED = [
     Model("tree", "chain", "broadcast", ("CHAIN", "BROADCAST"), {"chunks": 1}, BOTH),
     Model("tree", "tree", "average", ("N=4",), size=4),
 ]
-CASES = [(model, None) for model in NAMED] + [
-    (model, how) for model in NAMED for how in model.broken
-]
+CASES = [(model, how) for model in NAMED for how in (None, *model.broken)]
 
 needs_spin = pytest.mark.skipif(
     not (shutil.which("spin") and shutil.which("gcc")),

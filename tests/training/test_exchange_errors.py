@@ -208,22 +208,31 @@ def test_a_lost_rank_ends_the_wait() -> None:
         loopback.run(3, program)
 
 
-def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_of_it() -> None:
-    told = r"rank 0 has given it up.*update of bucket 0 raised KeyError\('on purpose'\)"
-    named, over = [], threading.Event()
+def after_an_update_that_raises(ctx: Context) -> GradientExchange:
+    """An exchange that rank 0's update has ended; the others made their layer ready."""
 
     def update(block: Block) -> None:
         raise KeyError("on purpose")
 
+    exchange = GradientExchange(ctx, LAYERS[:1], kind="update", plan="tree", update=update)
+    if ctx.rank == 0:
+        with pytest.raises(KeyError):
+            exchange.ready(0)
+            exchange.wait(0, timeout=30)
+    else:
+        exchange.ready(0)
+    return exchange
+
+
+def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_of_it() -> None:
+    told = r"rank 0 has given it up.*update of bucket 0 raised KeyError\('on purpose'\)"
+    named, over = [], threading.Event()
+
     def program(ctx: Context) -> None:
-        exchange = GradientExchange(ctx, LAYERS[:1], kind="update", plan="tree", update=update)
+        exchange = after_an_update_that_raises(ctx)
         if ctx.rank == 0:
-            with pytest.raises(KeyError):
-                exchange.ready(0)
-                exchange.wait(0)
             assert over.wait(30)
             return
-        exchange.ready(0)
         deadline = time.monotonic() + 30
         while ctx.rank == 2 and ctx.health()[1] != "failed" and time.monotonic() < deadline:
             exchange.turn()
@@ -242,19 +251,11 @@ def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_o
 def test_memory_stays_after_an_update_raised_for_peers_that_come_later() -> None:
     """They write to it by address, and read why it raised."""
 
-    def update(block: Block) -> None:
-        raise KeyError("on purpose")
-
     def program(ctx: Context) -> None:
-        exchange = GradientExchange(ctx, LAYERS[:1], kind="update", plan="tree", update=update)
+        exchange = after_an_update_that_raises(ctx)
         if ctx.rank == 0:
-            with pytest.raises(KeyError):
-                exchange.ready(0)
-                exchange.wait(0, timeout=30)
             exchange.close()
             assert not exchange.gradients.deleted
-        else:
-            exchange.ready(0)
         ctx.barrier()
         if ctx.rank == 1:
             with pytest.raises(PeerLost, match=r"rank 0 has given it up.*raised KeyError"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.launcher import run
 
-from pgasdl import Context, GradientExchange, loopback
+from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.bound import select
 from pgasdl.plans import PLANS, Members, blocks, register
 from pgasdl.topology import Topology
@@ -240,3 +240,13 @@ def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:
     assert len(told) == 3, result.stdout + result.stderr
     assert all("allreduce:0-1k:tree" in line and "PGASDL_POLICY" in line for line in told)
     assert os.environ.get("PGASDL_POLICY") is None
+
+
+def test_a_policys_plan_that_cannot_take_turns_is_refused_before_anything_is_made() -> None:
+    def program(ctx: Context) -> None:
+        array = ctx.segment(400).numpy(np.float32)
+        with pytest.raises(PlanError, match="gdraa-private is for transports that map nothing"):
+            ctx.allreduce(array, "sum")
+        assert "allreduce in" not in ctx.describe()
+
+    loopback.run(2, program, policy="allreduce:0-inf:gdraa-private")
