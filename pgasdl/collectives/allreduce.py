@@ -169,10 +169,7 @@ class GroupAllreduce:
         limit: float,
         stream: int | None,
     ) -> None:
-        """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted.
-
-        ``stream`` : handle of the stream that orders it, of an array on a GPU
-        """
+        """Run a call, or the rest of an interrupted one; on a GPU ``stream`` orders it."""
         deadline = time.monotonic() + limit
         self._numbers.enter("ctx.allreduce")
         try:
@@ -271,10 +268,7 @@ class GroupAllreduce:
 
 
 class Allreduces:
-    """The calls of ``ctx.allreduce``, by group.
-
-    ``world`` : the group whose calls the core itself looks up; None: of none
-    """
+    """The calls of ``ctx.allreduce``, by group; the core itself looks up those of ``world``."""
 
     def __init__(self, state: CollectiveState, world: Group | None) -> None:
         self._state = state
@@ -317,10 +311,7 @@ class Allreduces:
         made.run(array, memory, op, plan, limit, handle)
 
     def begin_pairwise(self, group: Group, timeout: float) -> GroupAllreduce:
-        """Make the workspace of a group that makes pairwise collectives, too. Collective.
-
-        No call of ``ctx.allreduce`` made one before. After a Timeout the same call continues.
-        """
+        """Make the workspace of a group that makes pairwise collectives, too. Collective."""
         made = GroupAllreduce(self._state, group, with_pairwise=True)
         return self._begin(made, "the first collective of a process group", timeout)
 

@@ -167,9 +167,9 @@ def choose(
     *,
     shares: bool = False,
 ) -> tuple[Choice, BufferAccess]:
-    """Return the plan of an array, or the one that is named, and how it gets at the array.
+    """Return the plan of an array, or the named one, and how it gets at the array.
 
-    ``shares`` : it takes turns with other arrays on one inbox; not every plan allows that
+    With ``shares`` it takes turns with other arrays on one inbox, which not every plan allows.
     """
     nbytes, item, piece = place.memory.nbytes, place.memory.dtype.itemsize, state.gpu_piece
     if plan is not None:
@@ -208,8 +208,7 @@ def select(
 ) -> Choice:
     """Return the plan for an array by the policy, else by size, mapping and nodes.
 
-    ``in_place``, ``on_gpu``, ``wire`` : as of :class:`pgasdl.plans.Case`
-    ``phases`` : its executions may alternate between phases; a policy may name such a plan anyway
+    A policy may name a plan with phases also where ``phases`` is False.
     """
     case = Case(group.members, kind, nbytes, in_place, wire, on_gpu)
     operation = operation_of(kind) if policy.rules else ""
@@ -250,9 +249,9 @@ def works_anywhere(plan: str, members: Members) -> bool:
 def automatic(
     case: Case, *, shares: bool = False, phases: bool = True, by_element: bool = False
 ) -> Choice:
-    """Return the plan where no policy names one: the first of the table that can serve and suits.
+    """Return the first plan of the table that can serve and suits.
 
-    ``by_element`` : the array goes in pieces, which must leave its bits as they are
+    An array that goes in pieces must keep its bits: ``by_element``.
     """
     for name, spec in PLANS.items():
         if (shares and not spec.shares) or (not phases and spec.phases > 1):
@@ -301,8 +300,7 @@ def options_for(
 ) -> dict[str, Any]:
     """Return the options that depend on this job: piece length, node size, mapped memory.
 
-    ``count`` : elements of an array with an inbox of its own; a piece is never longer
-    ``device`` : the GPU that the plan works on; None: the host
+    A piece is never longer than ``count``, the elements of an array with an inbox of its own.
     """
     piece = piece_bytes(group.topology, device) // DTYPES[dtype].itemsize
     options: dict[str, Any] = spec_of(name).options_of(group.members, piece)
@@ -329,10 +327,7 @@ def piece_bytes(topology: Topology, device: int | None = None) -> int:
 def build(
     group: Group, plan: str, kind: str, count: int, options: dict[str, Any], copied: int = 0
 ) -> ArrayPlan:
-    """Build this rank's plan of an array.
-
-    ``copied`` : elements of a piece, if it is copied from a GPU piece by piece, and back
-    """
+    """Build this rank's plan of an array, which a GPU copies in pieces of ``copied`` elements."""
     pieces = pieces_of(spec_of(plan), kind, count, copied) if copied else (count,)
     return build_array(plan, group.rank, group.members, pieces, kind=kind, **options)
 
@@ -382,10 +377,7 @@ def bind(
     array: ArrayAccess = IN_PLACE,
     op: str = "sum",
 ) -> _native.Execution:
-    """Give a plan's buffers memory and its notifications numbers; PlanError: it would leave them.
-
-    ``op`` : its reductions do this, on the host also "min", "max" or "prod"
-    """
+    """Bind a plan's buffers and notifications; PlanError: it would leave them."""
     places = [buffers[name] for name in plan.first.buffers]
     return _native.Execution(
         group.context,

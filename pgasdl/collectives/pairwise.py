@@ -139,10 +139,9 @@ def notifications(group: Group) -> int:
 
 
 class PairwiseCalls:
-    """The pairwise collectives of a group.
+    """The pairwise collectives of a group, whose inbox begins at ``inbox`` of the segment.
 
-    ``inbox`` : where in the segment it begins
-    ``numbers`` : numbers the group's executions; the first notifications are these collectives'
+    Their notifications are the first of ``numbers``, which numbers the group's executions.
     """
 
     def __init__(
@@ -163,10 +162,9 @@ class PairwiseCalls:
         return self._piece // item
 
     def bound(self, key: Hashable, describe: Callable[[], Pairs | Remap]) -> BoundPairs:
-        """Return what makes a collective, bound at its first use.
+        """Return what makes a collective, bound at its first use; the key tells it from all others.
 
-        Its addresses are those of the plan's buffers but for the inbox, 0 where there is none,
-        and 0. The key tells it from all others of this rank.
+        Its addresses are those of the plan's buffers, 0 where there is none; and 0 for the inbox.
         """
         found = self._bound.get(key)
         if found is None:
@@ -179,11 +177,7 @@ class PairwiseCalls:
     def execution(
         self, plan: Plan, dtypes: dict[str, str], signature: str, reduction: str = "sum"
     ) -> _native.Execution:
-        """Bind one part of a collective. Every call names the places of its arrays.
-
-        ``plan`` : its last buffer is the inbox
-        ``signature`` : equal on all ranks
-        """
+        """Bind a part; each call names the places of all arrays but the last buffer, the inbox."""
         *arrays, inbox = plan.buffers
         nbytes = max(plan.buffers[name] * item_bytes(dtypes[name]) for name in arrays)
         anywhere = _native.local_memory(self.group.context, self._segment.address, nbytes)

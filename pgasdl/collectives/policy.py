@@ -75,13 +75,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Parse a policy, as :meth:`__str__` prints it or as people write it.
-
-        Raises
-        ------
-        ConfigError
-            Names the part that is wrong, and what is possible.
-        """
+        """Parse a policy; ConfigError names the part that is wrong, and what is possible."""
         if len(text) > _LONGEST:
             raise ConfigError(f"policy of {len(text)} characters: at most {_LONGEST}")
         found: dict[str, tuple[Rule, ...]] = {}
@@ -117,13 +111,7 @@ def operation_of(kind: str) -> str:
 
 
 def load(text: str) -> Policy:
-    """Return the policy that ``PGASDL_POLICY`` gives: its text, or ``@`` and the path of a file.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or the text is not a policy.
-    """
+    """Return the policy that ``PGASDL_POLICY`` gives: its text, or ``@`` and the path of a file."""
     if not text.startswith("@"):
         return Policy.parse(text)
     path = text[1:]

@@ -126,8 +126,7 @@ class Workspace:
 class Executions:
     """The executions of one group's calls, and the directories by which they find arrays.
 
-    ``workspaces`` : by :attr:`AllreduceRequest.room`
-    ``first`` : where the regions of notifications begin
+    ``workspaces`` are known by :attr:`AllreduceRequest.room`; from ``first`` on lie the regions.
     """
 
     def __init__(

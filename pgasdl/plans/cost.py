@@ -138,19 +138,7 @@ def finish_times(
 ) -> list[Number]:
     """Return when each rank's execution ends, with all lanes and Flushes.
 
-    Parameters
-    ----------
-    plans : Sequence[Plan]
-        The plans of all ranks.
-    item, wire_item
-        Bytes of an element, and of an element in the wire's dtype.
-    begin : Sequence[Number], optional
-        When each rank starts; None: all at 0.
-
-    Raises
-    ------
-    PlanError
-        A lane waits for ever.
+    ``begin`` : when each rank starts; None: all at 0. PlanError: a lane waits for ever.
     """
     return _Execution(plans, model, item, wire_item or item).run(begin or [0] * len(plans))
 

@@ -87,14 +87,7 @@ def build_array(
     """Build one rank's plan of an array, in every phase, numbered as ``members`` are ordered.
 
     Kinds that give each rank a block of its own keep the order of ranks, unless the plan can tell
-    whose block is whose.
-
-    Parameters
-    ----------
-    pieces : Sequence[int]
-        Elements of each piece; of one, if the array stays whole.
-    **options
-        As of :func:`pgasdl.plans.build`, the same for every piece.
+    whose block is whose. An array that stays whole is one piece.
     """
     order = members.order
     if order and kind not in _KINDS:
@@ -121,10 +114,7 @@ def build_array(
 def inbox_of(
     name: str, members: Members, pieces: Sequence[int], *, kind: str = "average", **options: Any
 ) -> int:
-    """Return the elements of the buffer ``inbox``, in an exchange; as for :func:`build_array`.
-
-    Without the plan, unless its row does not say: that of a user may not.
-    """
+    """Return the elements of ``inbox`` in an exchange; without the plan, if its row says them."""
     if (inbox := spec_of(name).inbox) is None:
         plan = build_array(name, 0, members, pieces, kind=kind, **options).first
         return plan.buffers.get("inbox", 0)
@@ -158,10 +148,7 @@ def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
 
 
 def join(plans: Sequence[Plan]) -> Plan:
-    """Return the plan of one rank that runs the plans of all pieces at once.
-
-    PlanError: they are of different ranks or algorithms.
-    """
+    """Return the plan of one rank that runs the plans of all pieces at once."""
     first = plans[0]
     if len({(plan.name, plan.rank, plan.size, tuple(plan.buffers)) for plan in plans}) > 1:
         raise PlanError(f"plan {first.name}: pieces by different plans, or of different ranks")

@@ -23,17 +23,9 @@ def names() -> tuple[str, ...]:
 
 
 def load(modules: str) -> None:
-    """Import modules, so that they register their plans. Imported modules are not imported again.
+    """Import modules, names or ``.py`` files, so that they register their plans; each once.
 
-    Parameters
-    ----------
-    modules : str
-        Comma-separated names, as in ``import``, or paths of ``.py`` files.
-
-    Raises
-    ------
-    ConfigError
-        A module that is not found, fails, or registers nothing.
+    ConfigError: a module is not found, fails, or registers nothing.
     """
     for name in filter(None, (part.strip() for part in modules.split(","))):
         with _ALONE:
@@ -41,10 +33,7 @@ def load(modules: str) -> None:
 
 
 def require_found(modules: str) -> None:
-    """Raise ConfigError for a module that :func:`load` would not find.
-
-    It runs only the packages that the module lies in.
-    """
+    """Raise ConfigError for a module that :func:`load` would not find; runs its packages alone."""
     for name in filter(None, (part.strip() for part in modules.split(","))):
         _origin(name)
 

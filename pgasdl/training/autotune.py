@@ -68,19 +68,7 @@ class Tuned:
 
 
 class Autotune:
-    """The candidates of one exchange, until each bucket has its plan. Making it is collective.
-
-    Attributes
-    ----------
-    candidates : tuple[str, ...]
-        Names of plans.
-    limit : int
-        Exchanges of a bucket that try the candidates; later ones run the chosen plan.
-    times : list[list[float]]
-        Of each bucket, seconds of each exchange so far; infinite where none were noted.
-    settled : bool
-        Every bucket has its plan, and this object is closed.
-    """
+    """The candidates of one exchange, until each bucket has its plan. Making it is collective."""
 
     def __init__(
         self,
@@ -92,7 +80,8 @@ class Autotune:
         self.candidates = tuple(candidates)
         self._tuned = tuned
         self._measured = len(candidates) * ROUNDS
-        self.limit = self._measured + len(candidates)
+        self.limit = self._measured + len(candidates)  # later exchanges run the chosen plan
+        # Seconds of each exchange of each bucket; infinite where none were noted.
         self.times: list[list[float]] = [[] for _ in tuned.buckets]
         # Two threads may wait for one bucket.
         self._noting, self._deciding = threading.Lock(), threading.Lock()
@@ -115,7 +104,7 @@ class Autotune:
 
     @property
     def settled(self) -> bool:
-        """Whether every bucket has its plan."""
+        """Whether every bucket has its plan; then this object is closed."""
         return not self._undecided
 
     def before(self, number: int) -> None:
@@ -135,15 +124,7 @@ class Autotune:
             self._decide(number, None)
 
     def after(self, number: int, timeout: float | None) -> None:
-        """Note the time of a bucket's exchange; choose a plan after the last. Called by each wait.
-
-        Parameters
-        ----------
-        number : int
-            The bucket's.
-        timeout : float, optional
-            Seconds to wait for the other ranks' times; None: the context's default.
-        """
+        """Note the time of a bucket's exchange; choose a plan after the last. For each wait."""
         if number not in self._undecided:
             return
         over = self._tuned.executions(self._tuned.buckets[number])
@@ -179,9 +160,9 @@ class Autotune:
                 self.close()
 
     def close(self, *, idle: bool = True) -> None:
-        """Give up the memory of the measurement. Idempotent.
+        """Release the memory of the measurement. Idempotent.
 
-        ``idle`` : no bucket's exchange is under way here, after which peers may tell their times
+        While an exchange is under way, peers may still tell their times: ``idle`` is False.
         """
         idle = idle and all(each.idle for each in self._exchanges)
         for each in self._exchanges:

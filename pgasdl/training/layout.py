@@ -76,13 +76,7 @@ class Bucket:
 
 
 def lay_out(given: Iterable[Any], bucket_bytes: int) -> tuple[list[Layer], list[Bucket]]:
-    """Give every layer its place. Neighbours of one dtype share a bucket until it is full.
-
-    Raises
-    ------
-    BufferRefused
-        Not a layer, or a dtype that cannot be reduced.
-    """
+    """Give every layer its place. Neighbours of one dtype share a bucket until it is full."""
     layers: list[Layer] = []
     buckets: list[Bucket] = []
     for index, each in enumerate(given):
@@ -120,10 +114,7 @@ def _shape_and_dtype(index: int, given: Any) -> tuple[tuple[int, ...], np.dtype[
 def agree(group: Group, rank: int, settings: str, layers: Sequence[Layer], steps: Steps) -> None:
     """Compare settings and layers with every member's. Collective.
 
-    Raises
-    ------
-    MismatchError
-        On every member; names the first one that differs from member 0, and the difference.
+    The MismatchError, on every member, names the first one that differs from member 0.
     """
     prints = [zlib.crc32(str(layer).encode()) for layer in layers]
     everything = zlib.crc32(struct.pack(f"<{len(prints)}I", *prints))

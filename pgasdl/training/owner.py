@@ -59,19 +59,7 @@ def view(segment: Segment, dtype: Any, at: int, shape: int | tuple[int, ...]) ->
 
 
 class Owner:
-    """Makes the updates of this rank's blocks.
-
-    Parameters
-    ----------
-    setup : Setup
-        Of the exchange.
-    buckets : Sequence[Bucket]
-        Its buckets.
-    memory : ExchangeMemory
-        Its segments, with weights.
-    update : Callable[[Block], None]
-        The program's function.
-    """
+    """Makes the updates of this rank's blocks, by the program's function ``update``."""
 
     def __init__(
         self,

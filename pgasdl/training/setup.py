@@ -78,21 +78,13 @@ class ExchangeMemory:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Whose exchange is set up, and of what kind.
-
-    Attributes
-    ----------
-    wire : str, optional
-        Dtype in which gradients travel.
-    device : int, optional
-        The GPU that its memory is on; None: the host.
-    """
+    """Whose exchange is set up, and of what kind."""
 
     context: Context
     group: Group
     kind: str
-    wire: str | None
-    device: int | None = None
+    wire: str | None  # dtype in which gradients travel
+    device: int | None = None  # the GPU that its memory is on; None: the host
 
     @property
     def by_host(self) -> bool:
@@ -105,10 +97,7 @@ class Setup:
         return self.context.state.place_on(self.device)
 
     def choices(self, bucket: Bucket, asked: Sequence[str]) -> list[Choice]:
-        """Return the plan of a bucket, or those that were asked for by name.
-
-        PlanError: there is no such plan, or it cannot run here.
-        """
+        """Return the plan of a bucket, or those that were asked for by name and can run here."""
         group, kind, nbytes = self.group, self.kind, bucket.nbytes
         where = {"wire": self.wire is not None, "on_gpu": self.device is not None}
         if not asked and (staged := self.staged(bucket)):

@@ -57,11 +57,7 @@ from pgasdl.plans.plan import Plan, Put, Reduce, Span, Step, Wait
 
 
 def build(view: RankView, begins: Sequence[int], order: Sequence[int]) -> Plan:
-    """Return rank's plan of at least one element between at least two ranks.
-
-    ``begins`` : where each node begins, and the number of ranks
-    ``order`` : rank r has block ``order[r]``; (): block r
-    """
+    """Return rank's plan; ``begins`` as of groups, ``order[r]`` the block of rank r; (): r."""
     node = _Node(view, begins, order or range(view.size))
     gathers = view.kind == "all-gather"
     steps = node.gather() if gathers else node.reduce()

@@ -68,10 +68,7 @@ def build(
     piece: int = PIECE,
     phase: int = 0,
 ) -> Plan:
-    """Return rank's plan of the exchange that this module describes, in ``phase``.
-
-    ``piece`` is rounded up to whole cache lines.
-    """
+    """Return rank's plan in ``phase``; ``piece`` is rounded up to whole cache lines."""
     view = RankView("one-shot", rank, size, count, kind, wire)
     view.require("piece", piece, 1)
     if view.idle:

@@ -98,10 +98,9 @@ def build(
     owners: int | None = None,
     phase: int = 0,
 ) -> Plan:
-    """Return rank's plan of the exchange that this module describes, in ``phase``.
+    """Return rank's plan in ``phase``; ``piece`` is rounded up to whole cache lines.
 
-    ``piece`` is rounded up to whole cache lines. ``owners`` : 1: each rank reduces its block, 0:
-    all reduce all, None: by :func:`owners_of`.
+    ``owners`` : 1: each rank reduces its block, 0: all reduce all, None: by :func:`owners_of`.
     """
     if wire:
         raise PlanError("plan staged: loads peers' memory as it is, in no wire precision")

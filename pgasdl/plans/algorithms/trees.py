@@ -224,9 +224,9 @@ def _spec(
     chunks: int = 0,
     chosen: bool = True,
 ) -> PlanSpec:
-    """Return a row of the table. ``option``, with ``groups`` the size of one, goes into ``shape``.
+    """Return a row of the table; ``hierarchy`` may choose the plan, unless ``chosen`` is False.
 
-    ``chosen`` : ``hierarchy`` may take the plan where nobody names one
+    ``option`` goes into ``shape``; with ``groups`` it is the size of a group.
     """
     n_chunks = chunks
 

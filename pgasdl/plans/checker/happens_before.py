@@ -101,8 +101,7 @@ def happens_before(
 ) -> list[Finding]:
     """Report deadlocks, races and notifications raised too early, over all interleavings.
 
-    ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
-    given.
+    ``phases[f][r]`` is rank r's plan of phase f; two rounds and one iteration more are the default.
     """
     return _Unrolled(phases, iterations or 2 * len(phases) + 1).findings()
 

@@ -110,11 +110,9 @@ def symbolic_run(
     root: int = 0,
     results: Sequence[Sequence[Region]] | None = None,
 ) -> list[Finding]:
-    """Run one schedule and report its faults.
+    """Run one schedule and report its faults; ``phases[f][r]`` is rank r's plan of phase f.
 
-    ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
-    given. ``root`` is the root of kinds ``reduce`` and ``broadcast``. ``results``, those of each
-    rank, replace a kind's.
+    Two rounds and one iteration more are the default. ``results``, of each rank, replace a kind's.
     """
     verdict = partial(Verdict, phases[0], kind, root=root, results=results)
     return _Replay(phases, verdict, iterations or 2 * len(phases) + 1, layers, seed).run()
