@@ -1,7 +1,7 @@
 """Pairwise: ranks have blocks for each other in private memory, which no peer ever touches.
 
 It is the plan of torch.distributed's broadcast, gather, scatter, all-gather, all-to-all, reduce and
-reduce-scatter. It is no row of the table: the blocks' lengths say what it does.
+reduce-scatter. It is not in the table of plans: it is built from the lengths of the blocks.
 
 Paper
     The pairwise exchange of every MPI, piece by piece through slots as in ``staged``.
@@ -94,6 +94,8 @@ def notifications(size: int, most: int) -> int:
 class Sides:
     """One rank, as a sender and as a receiver."""
 
+    inbox = "inbox"
+
     def __init__(
         self, rank: int, size: int, blocks: Blocks, piece: int, most: int, mapped: bool
     ) -> None:
@@ -173,16 +175,16 @@ class Sides:
 
     def slot(self, k: int, peer: int, rank: int | None = None) -> Span:
         """Return where piece ``k`` for ``peer`` lies, here or on a rank."""
-        return Span("inbox", (peer * SLOTS + k % SLOTS) * self.piece, rank)
+        return Span(self.inbox, (peer * SLOTS + k % SLOTS) * self.piece, rank)
 
     def landing(self, k: int, sender: int) -> Span:
         """Return where a sender puts its piece ``k``, if it puts any."""
         first = 0 if self.mapped else self.size
-        return Span("inbox", ((first + sender) * SLOTS + k % SLOTS) * self.piece)
+        return Span(self.inbox, ((first + sender) * SLOTS + k % SLOTS) * self.piece)
 
     def flag(self, peer: int, notification: int) -> Put:
         """Raise a notification at ``peer``, and send nothing."""
-        nothing = Span("inbox", 0)
+        nothing = Span(self.inbox, 0)
         return Put(nothing, 0, peer, nothing, notification)
 
     def source(self, k: int, peer: int) -> Span:

@@ -1,9 +1,9 @@
 """Remap: elements that ranks hold under one layout move to their places under another.
 
-It is no row of the table: two layouts say what moves. The exchange is that of ``pairwise``, whose
-docstring says which message proves a buffer free; here a block for a peer is rows out of ``data``,
-packed one after another, and the receiver unpacks them into ``result``. The rows that stay on their
-rank are copied once its first pieces are on their way.
+It is not in the table of plans: it is built from two layouts. The exchange is that of ``pairwise``,
+whose docstring says which message proves a buffer free. Here a block for a peer is rows of
+``data``, packed one after another, which the receiver unpacks into ``result``. A rank copies the
+rows that it keeps once its first pieces are on their way.
 
 Paper
     dMath's remaps: the same, a smaller or a larger set of workers, and another precision on the
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pgasdl.plans.algorithms.pairwise import Blocks, Sides, inbox_pieces, notifications
-from pgasdl.plans.plan import Copy, Plan, Put, Span, Step
+from pgasdl.plans.plan import Copy, Plan, Span, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +177,3 @@ class _Sides(Sides):
                 yield at, part
                 at += part.total
             before += rows.total
-
-    def slot(self, k: int, peer: int, rank: int | None = None) -> Span:
-        """Return where piece ``k`` for ``peer`` lies, here or on a rank."""
-        return Span(self.inbox, super().slot(k, peer, rank).offset, rank)
-
-    def landing(self, k: int, sender: int) -> Span:
-        """Return where a sender puts its piece ``k``, if it puts any."""
-        return Span(self.inbox, super().landing(k, sender).offset)
-
-    def flag(self, peer: int, notification: int) -> Put:
-        """Raise a notification at ``peer``, and send nothing."""
-        nothing = Span(self.inbox, 0)
-        return Put(nothing, 0, peer, nothing, notification)
