@@ -1,8 +1,8 @@
-"""``ctx.allreduce``: for each group its calls, in the first of which its workspace is made.
+"""``ctx.allreduce``: the calls of each group. The first call makes the group's workspace.
 
-All calls of a group are numbered together: a rank that comes with an array on the host, and another
-with one on a GPU, notice it. Where no host has a part in it, a stream makes an allreduce on a GPU,
-and nobody waits: see native/executor/stream_steps.cpp. Else the call waits.
+All calls of a group share one numbering, so a rank that brings an array on the host notices a rank
+that brings one on a GPU. Where no host takes part, a stream does an allreduce on a GPU, and no call
+waits: see native/executor/stream_steps.cpp. Else the call waits.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from pgasdl.group import Group, Steps
 from pgasdl.plans import PLANS, spec_of
 from pgasdl.plans.algorithms.blocks import ALIGN
 
-# Runs everywhere: by it ranks notice that others do not make the same workspace.
+# Runs everywhere: in its execution ranks notice that others make another workspace.
 _USUAL = "gdraa"
 # Pieces of an array on a GPU in one execution.
 _COPIED_AT_ONCE = 8
-# An array of the pool is faster in place from so many bytes on: each execution tells where it is.
+# From so many bytes on an array of the pool is faster in place. Each execution announces its place.
 _LEAST_IN_POOL = 4096
 _Allreduce = TypeVar("_Allreduce", bound=Callable[..., Any])
 
 
 def repeated(allreduce: _Allreduce) -> _Allreduce:
-    """Decorate ``Context.allreduce``: a call that was made before does not come to it."""
+    """Decorate ``Context.allreduce``: the core itself runs a call that it remembers."""
     made: Any = _native.repeated(allreduce)
     return cast(_Allreduce, functools.wraps(allreduce)(made))
 
@@ -65,9 +65,9 @@ def repeated(allreduce: _Allreduce) -> _Allreduce:
 class GroupAllreduce:
     """The allreduces of one group, one after another: see :mod:`pgasdl.collectives.workspace`.
 
-    Pairwise collectives, if the group makes any, share their workspace and their numbers: a rank
-    that makes one is told of a rank that makes the other. How far a call is, and whether one was
-    interrupted, the core knows: native/python/allreduce_calls.
+    The group's pairwise collectives share its workspace and its numbers: if one rank runs an
+    allreduce and another a pairwise collective, both get an error. The core knows how far a call
+    is, and whether one was interrupted: native/python/allreduce_calls.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class GroupAllreduce:
         return self
 
     def place(self, memory: Memory, plan: str | None) -> Place:
-        """Place the array of a call, whose members do not tell each other where their arrays lie.
+        """Place the array of a call, in which members do not exchange where their arrays lie.
 
         An array in a segment lies there on all ranks. In the pool it may lie at another place on
-        each, or elsewhere: where the call chooses the plan, each member reduces a block on the
-        host, so that each sees where all lie. On a GPU nobody waits to see it.
+        each rank, or elsewhere. If the call chooses the plan, each member reduces a block on the
+        host, so each sees where all arrays lie. On a GPU nobody waits to see it.
         """
         state, group, named = self._state, self.group, plan is not None
         if memory.device is not None and state.place_on(memory.device) is None:
@@ -156,7 +156,9 @@ class GroupAllreduce:
         state, kind = self._state, kind_of(op)
         choice, access = choose(state, self.group, kind, place, plan, shares=True)
         request = AllreduceRequest(place, op, choice, access)
-        if plan is None and state.policy.rules and request.room != STAGED:  # it may have named it
+        if (
+            plan is None and state.policy.rules and request.room != STAGED
+        ):  # the policy may have named it
             self.require(place, op, choice.plan)
         return request
 
@@ -192,7 +194,7 @@ class GroupAllreduce:
             self._numbers.leave()
 
     def _notice_declined(self) -> None:
-        """Look in the pool no more for arrays like that of a declined call, until it grows."""
+        """Stop looking in the pool for arrays like that of a declined call, until it grows."""
         declined = self.calls.take_declined()
         if declined is None:
             return
@@ -204,7 +206,7 @@ class GroupAllreduce:
     def _make_room(self, request: AllreduceRequest, limit: float) -> None:
         """Make the workspace for arrays on GPUs, in the first call that needs it. Collective.
 
-        An execution comes before it, by which a rank is noticed that has its array on the host.
+        An execution runs first: it reveals a rank whose array is on the host.
         """
         state, group, place = self._state, self.group, request.place
         memory, by_host = place.memory, place.by_host
@@ -216,7 +218,7 @@ class GroupAllreduce:
             what = "making room for copies" if by_host else "making room on a GPU"
             steps(lambda: self._agree(what, steps.left))
             copied = staged = 0
-            if request.room == COPIES:  # several pieces, of which one is copied at a time
+            if request.room == COPIES:  # several pieces; one is copied at a time
                 copied = aligned(_COPIED_AT_ONCE * state.gpu_piece)
             elif by_host:
                 staged = PLANS[request.choice.plan].inbox_pieces * staged_bytes(state.gpu_piece)
@@ -230,7 +232,7 @@ class GroupAllreduce:
             self._workspaces[request.room] = room
 
     def _agree(self, what: str, limit: float) -> None:
-        """Run an execution of our own, by which ranks notice that others do not do ``what``."""
+        """Run a small execution: ranks notice there that another one does not do ``what``."""
         scratch = np.zeros(1, np.float32)
         place = Place(memory_of(scratch), None)
         agreed = AllreduceRequest(place, "sum", Choice(_USUAL), BufferAccess.COPIED)
@@ -244,7 +246,7 @@ class GroupAllreduce:
         self._executions.forget()
 
     def close(self) -> None:
-        """Give up the executions and, unless peers may still write there, the workspaces."""
+        """Release the executions and, unless peers may still write there, the workspaces."""
         broken = self._numbers.under_way or self._numbers.failed
         if self.pairwise is not None:
             self.pairwise.close()
@@ -254,7 +256,7 @@ class GroupAllreduce:
                 workspace.segment.close()
 
     def describe(self) -> str:
-        """One line."""
+        """Return one line for a log."""
         nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
         n_bound, plans = len(self._executions), list(self._executions.regions)
         if self.pairwise is not None:
@@ -285,7 +287,7 @@ class Allreduces:
         timeout: float | None,
         stream: object = None,
     ) -> None:
-        """Make one call. An interrupted call is continued by the same call."""
+        """Run one call. The same call continues it after an interruption."""
         known = self._groups.get(group)
         if known is not None and known.calls.run(array, op, plan, timeout):
             return
@@ -299,7 +301,7 @@ class Allreduces:
             raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
         handle = None if memory.device is None else stream_handle(stream, memory.device)
         made = known or GroupAllreduce(self._state, group)
-        if known is None:  # what is refused is so before anything is made
+        if known is None:  # a refused call makes nothing
             made.request(memory, op, plan)
             if handle is not None:
                 _native.refuse_capture(on_gpu(memory), handle, "a collective")
@@ -341,18 +343,18 @@ class Allreduces:
             made.forget()
 
     def drop(self, group: Group) -> None:
-        """Give up a group's executions and their memory: the group is deleted."""
+        """Release a group's executions and their memory: the group is deleted."""
         made = self._groups.pop(group, None)
         self._state.unfinished.pop(group, None)
         if made is not None:
             made.close()
 
     def clear(self) -> None:
-        """Give up all executions and their memory: the context is closed."""
+        """Release all executions and their memory: the context is closed."""
         for made in self._groups.values():
             made.close()
         self._groups.clear()
 
     def describe(self) -> list[str]:
-        """One line per group."""
+        """Return one line for each group."""
         return [made.describe() for made in self._groups.values()]

@@ -1,19 +1,19 @@
 """The one way to bind a plan: place the array, choose the plan, build it, bind it to memory.
 
-Calls, handles and exchanges go this way; pairwise collectives bring a plan that is built already.
+Calls, handles and exchanges do all four; pairwise collectives bring a plan that is already built.
 
 An array lies, for a plan,
 
 - in place: in segments, and every member knows where in each;
-- rebased: where it is, and each execution tells the plan where that is. No peer touches it, or it
-  is in the pool, and peers look its place up in a directory;
+- rebased: where it is; each execution gives the plan its address. No peer touches it, or it is in
+  the pool, and peers look its place up in a directory;
 - copied: the plan works on a copy in a segment of the collective's own, and the result is copied
   back. An array on a GPU is copied on that GPU where peers reach a GPU, else to the host.
 
 Where peers do not reach a GPU, but map the host's memory, GPUs stage long arrays there themselves
 (:func:`staged_by_gpus`): the plan gets at the array where it is, and its inbox is on the host.
 
-What is chosen depends on what is the same on all ranks: the policy (compared at init), the world,
+The choice depends only on what is the same on all ranks: the policy (compared at init), the world,
 the size, and where the arrays lie.
 """
 
@@ -40,7 +40,7 @@ Home = tuple[Segment, int]  # and the offset in it
 # The kind of plan for each operator of an allreduce; the last three change what reductions do.
 KIND_OF_OPERATOR = {"mean": "average", "sum": "sum", "min": "sum", "max": "sum", "prod": "sum"}
 _STAGED = "staged"
-# Each piece takes GPUs some 200 us more than its bytes do.
+# Each piece costs a GPU some 200 us besides the time of its bytes.
 _PIECES = 8
 
 
@@ -75,7 +75,7 @@ def checked(array: Any, kind: str, reduction: str = "sum") -> Memory:
 class PlanBuffer:
     """Where a plan's buffer begins: this rank's copy, and each member's (empty: the same place).
 
-    ``directory`` : where members tell, in each execution, where theirs begin; None: they never move
+    ``directory`` : each execution announces there where the copies begin; None: they never move
     """
 
     segment: _native.SegmentCore
@@ -92,8 +92,8 @@ class Place:
     ``memory`` : this rank's array
     ``device`` : the GPU that plans work on; None: the host
     ``homes`` : each member's segment and offset; empty: not all lie in segments that all know
-    ``told`` : members told each other the homes; else only a plan that compares what members run
-    before it touches a peer's array may use them
+    ``told`` : members exchanged the homes; else only a plan may use them that compares what members
+    run before it touches a peer's array
     ``pool`` : it may lie in one of these on each rank; empty: it is not looked up in the pool
     """
 
@@ -264,13 +264,13 @@ def automatic(
 
 
 def staged_by_gpus(group: Group, kind: str, nbytes: int, item: int, piece: int) -> Choice | None:
-    """Return the plan by which GPUs stage an array that plans would else have on the host.
+    """Return the plan with which GPUs stage an array on the host; None: they copy it there.
 
-    Each GPU stores its part in memory of the host that all of them reach, and loads there what it
-    adds up. So nothing waits for a processor, and each byte crosses the bus as often as in copies
-    to the host and back, with two ranks, or up to twice as often.
+    Each GPU stores its part in host memory that all of them reach, and loads from there what it
+    adds. So no step waits for a processor. With two ranks each byte crosses the bus as often as in
+    copies to the host and back; with more ranks up to twice as often.
 
-    ``piece`` : bytes of a piece of an array that is copied to the host; shorter arrays are
+    An array shorter than ``piece`` bytes is copied.
     """
     reach = group.mapped and group.topology.shared_windows is None  # MPI's is not ours to pin
     if not reach or group.size == 1 or nbytes < piece or kind not in spec_of(_STAGED).kinds:
@@ -352,10 +352,10 @@ IN_PLACE = ArrayAccess(BufferAccess.IN_PLACE)
 
 
 class Tags(NamedTuple):
-    """What tells the notifications of an execution from those of others.
+    """The mark that tells an execution's notifications from those of others.
 
-    All ranks must agree on the signature: a rank that runs something else on the same notifications
-    is told so at once.
+    All ranks must agree on the signature. A rank that runs something else on the same notifications
+    gets an error at once.
     """
 
     numbering: _native.Numbering

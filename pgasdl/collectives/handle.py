@@ -61,7 +61,7 @@ class Collective:
     ``handle()`` runs it. ``handle.start()`` and ``handle.wait()`` overlap it with computation;
     several handles may be under way at once, in any order, which may differ between ranks.
     Until it is closed, what it works on (a ``bytearray``, say) cannot be resized: BufferError.
-    Close it, or use it in a ``with`` statement, to give up its memory and notifications.
+    Close it, or use it in a ``with`` statement, to release its memory and notifications.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class Collective:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
 
     def _place(self, steps: Steps, what: str) -> Place:
-        """Place the array, by what members tell each other; all must make the same. Collective."""
+        """Place the array; members exchange where theirs lie. Collective."""
         segments, group = self._state.segments, self.group
         memory, device = self._memory, self._device
         segment, offset = (None, 0) if self._by_host else segments.at(memory)
@@ -198,7 +198,7 @@ class Collective:
         """Run it: :meth:`start` and :meth:`wait` in one call.
 
         After a Timeout, Ctrl-C or an exception in an update, the same call continues. On a GPU a
-        stream makes it, and the call does not wait, as in :meth:`Context.allreduce`.
+        stream runs it, and the call does not wait, as in :meth:`Context.allreduce`.
         """
         handle = self._stream(stream)
         if handle is None:
@@ -260,11 +260,11 @@ class Collective:
         self._execution.wait(timeout=timeout)
 
     def close(self) -> None:
-        """Give up its notifications and memory. Idempotent, not collective.
+        """Release its notifications and memory. Idempotent, not collective.
 
-        An execution under way is abandoned: this rank no longer advances it, and the other
-        ranks' waits for it end in a Timeout; but one that a stream makes is
-        finished first. A ``with`` statement closes it, too.
+        An execution under way is abandoned: this rank no longer advances it, and the other ranks'
+        waits for it end in a Timeout. One that a stream runs is finished first. A ``with``
+        statement closes it, too.
         """
         if self.closed:
             return

@@ -31,9 +31,9 @@ _REBASED = ArrayAccess(_native.BufferAccess.REBASED)
 
 
 class BoundPairs(NamedTuple):
-    """What makes a collective: ``execution.run_at(owner, addresses)``, part by part.
+    """The executions of a collective: ``execution.run_at(owner, addresses)``, part by part.
 
-    ``what`` : the description's, for messages
+    ``what`` : name of the collective, for messages
     ``parts`` : executions, and the bytes of each block that lie before theirs
     """
 
@@ -56,7 +56,7 @@ class Pairs:
     reduction: str = "sum"
 
     def bind(self, calls: PairwiseCalls) -> BoundPairs:
-        """Return what makes it."""
+        """Return its executions."""
         group, blocks, item = calls.group, self.blocks, item_bytes(self.dtype)
         piece = calls.piece(item)
         longest, part = blocks.longest, MOST * piece
@@ -77,10 +77,10 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Remap:
-    """A matrix's blocks, wherever they lie, come to where another layout wants them.
+    """Moves a matrix's blocks, wherever they lie, to their places in another layout.
 
-    ``what`` : tells the layouts; all ranks must agree on it
-    ``moves`` : what this rank sends and receives
+    ``what`` : names the layouts; all ranks must agree on it
+    ``moves`` : the rows that this rank sends and receives
     ``source``, ``target`` : the core's names of the dtypes
     """
 
@@ -96,11 +96,11 @@ class Remap:
 
     @property
     def narrows(self) -> bool:
-        """The result has a narrower dtype than what there was."""
+        """The result has a narrower dtype than the source."""
         return item_bytes(self.target) < item_bytes(self.source)
 
     def bind(self, calls: PairwiseCalls) -> BoundPairs:
-        """Return what makes it; its addresses are those of ``data`` and ``result``, and 0."""
+        """Return its executions, for the addresses of ``data`` and ``result``, and 0."""
         group, moves = calls.group, self.moves
         piece = calls.piece(item_bytes(self.wire))
         how: dict[str, Any] = {
@@ -162,9 +162,9 @@ class PairwiseCalls:
         return self._piece // item
 
     def bound(self, key: Hashable, describe: Callable[[], Pairs | Remap]) -> BoundPairs:
-        """Return what makes a collective, bound at its first use; the key tells it from all others.
+        """Return a collective's executions, bound at its first use; the key is unique on this rank.
 
-        Its addresses are those of the plan's buffers, 0 where there is none; and 0 for the inbox.
+        The addresses are those of the plan's buffers, 0 where there is none; and 0 for the inbox.
         """
         found = self._bound.get(key)
         if found is None:
@@ -188,7 +188,7 @@ class PairwiseCalls:
         return bind(self.group, array, places, tags, _REBASED, reduction)
 
     def close(self) -> None:
-        """Give up the executions."""
+        """Close the executions."""
         for bound in self._bound.values():
             for execution, _ in bound.parts:
                 execution.close()

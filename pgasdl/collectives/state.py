@@ -34,15 +34,15 @@ class Server(Protocol):
 
     @property
     def times(self) -> list[LayerTimes]:
-        """What each of its layers has cost."""
+        """The cost of each of its layers."""
         ...
 
 
 class Space(Protocol):
-    """What the matrices of a group share."""
+    """The part that the matrices of a group share."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Release it."""
         ...
 
 
@@ -54,8 +54,8 @@ class CollectiveState:
     ``gpu_piece`` : bytes of a piece that is copied while others travel
     ``unfinished`` : the steps that interrupted calls have made; :class:`Steps` keeps it
     ``servers``, ``numbers`` : gradient exchanges, which answer calls, and the next one's number
-    ``abandoned`` : arrays of the pool whose handles were given up under way: others may write there
-    ``spaces`` : of the groups that have matrices
+    ``abandoned`` : arrays of the pool whose handles were closed under way: others may write there
+    ``spaces`` : those of the groups that have matrices
     """
 
     core: _native.ContextCore
@@ -76,7 +76,7 @@ class CollectiveState:
         return None if device is None or self.core._why_unreached(device) else device
 
     def drop(self, group: Group) -> None:
-        """Give up what a group's matrices share."""
+        """Release what a group's matrices share."""
         space = self.spaces.pop(group, None)
         if space is not None:
             space.close()

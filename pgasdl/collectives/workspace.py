@@ -1,10 +1,10 @@
-"""What makes the calls of a group: executions, bound at their first use, and the memory of those.
+"""The executions of a group's calls, bound at their first use, and their memory.
 
 Every execution has a number: the generation that its notifications carry. Their tag says what is
 executed. Each plan has its own region of notifications. A call that waits looks at all regions, so
 it notices at once a rank that executes something else under the same number.
 
-The notifications are those of the workspace on the host, whatever a plan works on.
+The notifications are those of the workspace on the host, wherever a plan works.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class AllreduceRequest(NamedTuple):
 class Workspace:
     """A segment with inboxes, room for a copy, and the rank's entry in the group's directory.
 
-    Making it is collective. The first calls that need its pages touch them; those of a temporary
-    would be new in each call.
+    Making it is collective. The first calls touch its pages; a temporary would have new pages in
+    each call.
 
     ``device`` : the GPU that it lies on; None: the host
     ``copied`` : bytes of an execution whose array is copied from a GPU and back; 0: of others
-    ``staged`` : bytes of an inbox by which GPUs stage arrays that peers do not reach: all there is
+    ``staged`` : bytes of an inbox for GPUs that stage arrays; then the workspace has nothing else
 
     Offsets in it: ``copy``, ``inbox`` (of plans that have none of their own), ``pairwise_inbox``
     and the ``entry`` in the directory; and ``inboxes``, by plan, of those that work on arrays
@@ -256,7 +256,7 @@ class Executions:
         return execution
 
     def _make_place(self) -> None:
-        """Give up the older half of much that is bound: ever new sizes must not fill the memory."""
+        """Drop the older half of many executions: ever new sizes must not fill the memory."""
         if len(self._bound) >= MOST_BOUND:
             self._calls.forget()
             for key in list(self._bound)[: MOST_BOUND // 2]:
@@ -264,7 +264,7 @@ class Executions:
                 self._homes.pop(key, None)
 
     def _directory(self, pool: tuple[Segment, ...]) -> _native.Directory:
-        """Return where members tell where in the pool their arrays are."""
+        """Return where members announce where in the pool their arrays are."""
         homes = tuple(segment.id for segment in pool)
         if homes not in self._directories:
             workspace = self._workspaces[None]
@@ -273,10 +273,7 @@ class Executions:
         return self._directories[homes]
 
     def forget(self) -> None:
-        """Forget where arrays lie, and give up what is bound to arrays of segments that are gone.
-
-        It would keep their memory.
-        """
+        """Forget where arrays lie; drop executions of deleted segments, whose memory they keep."""
         self._calls.forget()
         for key, home in list(self._homes.items()):
             segment = home()
@@ -285,7 +282,7 @@ class Executions:
                 self._bound.pop(key, None)
 
     def close(self) -> None:
-        """Give up all."""
+        """Drop all executions."""
         self._calls.forget()
         self._bound.clear()
         self._directories.clear()

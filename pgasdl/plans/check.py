@@ -1,6 +1,6 @@
 """Checks a plan: symbolic execution of all ranks, several iterations, adversarial delivery.
 
-It has three parts, and each finds faults by itself:
+It has three parts, each of which finds faults by itself:
 
 ``validate_phases``   each step is well formed, and all ranks' steps match
 ``happens_before``    order: deadlocks, races and early flags in any interleaving
@@ -12,7 +12,7 @@ before it was read, for any number of iterations and of layers in flight. The th
 the result is right: without races it is the same in every run. They assume that flags overtake no
 earlier write of their lane to the same peer, that a source has been read when a flag or Flush says
 so, and that the application leaves ``data`` and ``weights`` alone while a plan runs. They do not
-cover the numbers (rounding, overflow), lost peers, or the executor's own faults.
+cover arithmetic (rounding, overflow), lost peers, or faults of the executor.
 """
 
 from __future__ import annotations

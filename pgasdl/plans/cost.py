@@ -17,7 +17,7 @@ It lacks
     Links that several ranks share: ``pgasdl.simulate`` has them, event by event, and agrees with
     this module on machines without them.
 
-Figures may be exact (``fractions.Fraction``): nothing here rounds. Times are in the caller's unit,
+Numbers may be exact (``fractions.Fraction``): nothing here rounds. Times are in the caller's unit,
 usually seconds, and betas in that unit per byte.
 """
 

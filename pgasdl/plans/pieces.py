@@ -1,7 +1,7 @@
 """Plans of an array in pieces: each piece is exchanged by itself, and all in one execution.
 
-So a piece can be copied from a GPU, or back, while another travels. The plan of the whole has the
-lanes of all pieces, and their buffers lie one after the other. Proofs of the pieces prove the
+So a piece can be copied from a GPU, or back, while another travels. The plan of the whole array has
+the lanes of all pieces, and their buffers lie one after the other. Proofs of the pieces prove the
 whole, because no step of one piece touches another's buffers.
 """
 
@@ -37,7 +37,7 @@ CoreStep = tuple[
     str, list[CoreSpan], list[CoreSpan], int, int, int, float, str, tuple[int, int, int]
 ]
 Lowered = tuple[str, int, int, int, list[tuple[str, int]], list[list[CoreStep]]]
-# Every piece takes notifications of its own.
+# Every piece needs notifications of its own.
 MOST_PIECES = 16
 # Kinds that treat each element alike, wherever it lies.
 _KINDS = (*EXCHANGES, *ROOTED)

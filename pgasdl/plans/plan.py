@@ -5,7 +5,7 @@ any transport; ``check`` proves it over all interleavings. Spans count elements,
 plan serves every dtype.
 
 Buffers are symmetric: each rank holds all of ``Plan.buffers``. Binding says where they lie. Only
-``Plan.private`` ones may be longer on one rank than on another: no peer touches them.
+those in ``Plan.private`` may be longer on one rank than on another: no peer touches them.
 
 =============  ===================================================================================
 ``data``       ``count`` elements, reduced in place; the application's, between executions
@@ -33,7 +33,7 @@ from functools import lru_cache
 from itertools import accumulate, cycle, pairwise, takewhile
 from typing import Any
 
-# The kinds of results, which ``results.py`` defines element by element. An exchange takes something
+# The kinds of results; ``results.py`` defines each, element by element. An exchange takes something
 # from every rank and leaves the same on all; the other kinds are parts of it, or stand alone.
 EXCHANGES = ("average", "sum", "update")
 ROOTED = ("reduce", "broadcast")
@@ -42,8 +42,8 @@ HOOKS = frozenset({"update"})
 # Where the application's ``data`` may lie, for a plan to work on it: see PlanSpec.
 PLACES = ("segment", "mapped", "private")
 APPLICATION_BUFFERS = ("data", "weights", "result")
-# How many ranks each group of neighbours has: all as many; or one group after the other, and again
-# from the first on. The last group may be short.
+# The number of ranks in each group of neighbours: one number for all groups; or one for each group,
+# repeated from the first on. The last group may be short.
 Sizes = int | tuple[int, ...]
 
 
@@ -211,7 +211,7 @@ def lengths(size: int, sizes: Sizes) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The ranks that run a plan, as it may know them; the same on all of them.
+    """The ranks that run a plan, as the plan may know them; the same on all of them.
 
     Attributes
     ----------
@@ -368,7 +368,7 @@ class PlanSpec:
         notifications, where ``piece`` is its option; None: it does not work in pieces.
     inbox : Callable[..., int], optional
         ``inbox(size, count, **options)``: elements of ``inbox`` in the kinds average and sum, for
-        count > 0 and several ranks, the same on all; None: whoever asks has to build the plan.
+        count > 0 and several ranks, the same on all; None: the plan must be built to know it.
     """
 
     name: str

@@ -14,7 +14,7 @@ import threading
 from pgasdl.errors import ConfigError
 from pgasdl.plans.registry import OWN, PLANS
 
-_ALONE = threading.Lock()  # ranks may be threads of one process
+_ALONE = threading.Lock()  # one import at a time: ranks may be threads of one process
 
 
 def names() -> tuple[str, ...]:
@@ -33,7 +33,10 @@ def load(modules: str) -> None:
 
 
 def require_found(modules: str) -> None:
-    """Raise ConfigError for a module that :func:`load` would not find; runs its packages alone."""
+    """Raise ConfigError for a module that :func:`load` would not find.
+
+    It runs only the packages that the module lies in.
+    """
     for name in filter(None, (part.strip() for part in modules.split(","))):
         _origin(name)
 

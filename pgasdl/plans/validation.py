@@ -24,7 +24,7 @@ from pgasdl.plans.plan import (
 
 
 def validate(plan: Plan) -> None:
-    """Refuse faults that show without the other ranks' plans.
+    """Refuse faults that one rank's plan shows by itself.
 
     Raises
     ------

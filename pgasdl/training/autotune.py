@@ -2,15 +2,15 @@
 
 swCaffe tries two ways of a convolution in the first iterations and keeps the faster one, for each
 layer. Here the ways are plans, and each bucket keeps its own. Exchange i of a bucket uses candidate
-i modulo their number, on every rank. After some rounds the ranks tell each other their times of the
-bucket, which overlaps with one more round, and ends in the last wait of that. Then every rank has
-all times, takes the slowest rank's for each candidate, and so makes the same choice.
+i modulo their number, on every rank. After some rounds the ranks exchange their times of the
+bucket, which overlaps with one more round and ends in the last wait of that round. Then every rank
+has all times, takes the slowest rank's for each candidate, and so makes the same choice.
 
-No bucket waits for another: one whose layers are frozen, or exchanged in some iterations only,
-holds up nothing but its own choice.
+No bucket waits for another. If a bucket's layers are frozen, or exchanged in some iterations only,
+only its own choice is late.
 
 The time of a bucket is that of its exchange, from its last gradient to its last flag, with the
-exchanges beside it: where layers are exchanged equally often, they all run the same candidate.
+other exchanges beside it: layers that are exchanged equally often all run the same candidate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pgasdl.training.setup import Setup
 
 log = logging.getLogger("pgasdl")
 
-# The first round warms up pages, caches and connections. The fastest of the others counts.
+# The first round warms up pages, caches and connections; the fastest of the others counts.
 ROUNDS = 4
 
 
@@ -85,8 +85,8 @@ class Autotune:
         self.times: list[list[float]] = [[] for _ in tuned.buckets]
         # Two threads may wait for one bucket.
         self._noting, self._deciding = threading.Lock(), threading.Lock()
-        # The times travel as a gradient does, a layer for each bucket: summed up, each rank's row
-        # is what it told.
+        # The times travel like gradients, one layer for each bucket. A rank fills its own row, so
+        # the sum has every rank's times.
         group = tuned.group
         shape = group.size, len(candidates)
         layers, buckets = lay_out([(shape, np.float32)] * len(tuned.buckets), 0)
@@ -108,7 +108,7 @@ class Autotune:
         return not self._undecided
 
     def before(self, number: int) -> None:
-        """Tell the times of a bucket, if it is time. Called before a layer of it is ready."""
+        """Send the times of a bucket when it is time. Called before one of its layers is ready."""
         if number not in self._undecided:
             return
         over = self._tuned.executions(self._tuned.buckets[number])
@@ -135,7 +135,7 @@ class Autotune:
             self._decide(number, timeout)
 
     def _note(self, number: int, over: int) -> bool:
-        """Make room for so many times; true if there was not. An interrupted call left some out."""
+        """Make room for ``over`` times; True if there was none. Interrupted calls noted nothing."""
         times = self.times[number]
         missing = over - len(times)
         times += [math.inf] * missing

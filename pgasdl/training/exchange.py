@@ -1,8 +1,8 @@
 """GradientExchange: a model's gradients, layer by layer, without a barrier.
 
-It follows CaffeGPI: each layer's exchange starts as soon as its gradient is there; every call makes
-a turn, which checks and never waits; the program waits for a layer just before it next uses the
-layer's weights. Layers may become ready in any order, which may differ between ranks.
+As in CaffeGPI, each layer's exchange starts as soon as its gradient is there. Every call makes a
+turn: it checks and never waits. The program waits for a layer just before it next uses the layer's
+weights. Layers may become ready in any order, which may differ between ranks.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class GradientExchange:
         root, or each owner of a GDRAA block) updates its part of the weights with the mean
         gradient, and the weights travel; "sum": as "average", without the division; "reduce": only
         the root gets the sum; "broadcast": every rank gets the root's weights, no gradients. The
-        last two make S-Caffe's training: reduce by layer in the backward pass, broadcast by layer
-        in the forward pass: ``ready`` for all layers first, ``wait`` just before each is used.
+        last two are S-Caffe's training: reduce by layer in the backward pass, then broadcast by
+        layer in the forward pass, ``ready`` for all layers first and ``wait`` just before each.
     plan : str, optional
         Name of an algorithm; None: the policy (``PGASDL_POLICY``) chooses for each bucket, else
         its size does: "gdraa-direct" where memory is mapped.
     update : Callable[[Block], None], optional
-        For kind "update": the owner calls ``update(block)``; it must act on each element alone. On
-        a GPU it enqueues that on the current stream; the weights travel when that has done it. If
-        it raises, so does the call in which it ran, and the exchange ends on all ranks: the others'
-        waits raise PeerLost, which says what it raised.
+        For kind "update": the owner calls ``update(block)``, which must act on each element alone.
+        On a GPU it enqueues its work on the current stream; the weights travel once that is done.
+        If it raises, so does the call in which it ran, and the exchange ends on all ranks: the
+        others' waits raise PeerLost, which names that error.
     bucket_bytes : int, default 0
         Layers share a bucket until it has this many bytes; 0: every layer travels alone.
     wire : dtype, optional
@@ -85,7 +85,7 @@ class GradientExchange:
     candidates : Sequence[str], default ()
         Names of plans that the first iterations try in turn, if ``plan`` is not given. Each bucket
         keeps its fastest, the same on all ranks (swCaffe), after five exchanges by each candidate.
-        Until then each has its inbox.
+        Until then each candidate has an inbox.
     rotate_root : bool, default False
         Bucket b has the root ``root`` + b (mod size), so that the ranks share the root's work.
     **options : int
@@ -231,7 +231,7 @@ class GradientExchange:
         return [self.timing(layer) for layer in range(len(self.layers))]
 
     def timing(self, layer: int) -> Timing:
-        """Return what one layer has cost so far; a copy."""
+        """Return the cost of one layer so far; a copy."""
         return Timing(*self._schedule.timing(layer))
 
     @property
@@ -285,8 +285,8 @@ class GradientExchange:
         """Wait until ``layer``'s mean gradient (or its new weights) is here.
 
         Call it just before the layer's weights are next used. It returns at once for a layer that
-        has not become ready since the last wait for it. On a GPU, too, this call waits, and no
-        stream does: the driver lets nothing go on beside a stream that waits for the host.
+        has not become ready since the last wait for it. On a GPU the call waits, too, and not a
+        stream: the driver stops all other work beside a stream that waits for the host.
 
         Parameters
         ----------
@@ -359,18 +359,18 @@ class GradientExchange:
         return True
 
     def _require_no_capture(self, what: str = "a call that makes an owner's update") -> None:
-        """Raise UnavailableError where it would become a part of a CUDA graph."""
+        """Raise UnavailableError if the current stream is captured into a CUDA graph."""
         if self._device is not None:
             stream = stream_handle(None, self._device)
             _native.refuse_capture(self._device, stream, what)
 
     def answer(self, number: int, call: _native.Call) -> None:
-        """Make the owner's update of a bucket that ``call`` asks for; then its weights travel."""
+        """Run the owner's update that ``call`` asks for; then the bucket's weights travel."""
         assert self._owner is not None
         try:
             self._owner.update(number, call)
         except BaseException as error:
-            # Half an update must neither be sent nor repeated.
+            # Half an update must not be sent, and not repeated.
             self._schedule.end(self._owner.last_words(number, error))
             self._schedule.renounce()
             self._schedule.close()
@@ -378,7 +378,7 @@ class GradientExchange:
         self._owner.answer(call)
 
     def _explained(self, error: PeerLost) -> PeerLost:
-        """Return the error with what a peer's update raised, if that is why."""
+        """Return the error, with the one that a peer's update raised if that is the cause."""
         return error if self._owner is None else self._owner.explained(error)
 
     def describe(self) -> str:
@@ -393,7 +393,7 @@ class GradientExchange:
         )
 
     def close(self, *, finish: bool = True) -> None:
-        """Finish the exchanges under way and give up the segments. Idempotent. Views stay valid.
+        """Finish the exchanges under way and release the segments. Idempotent. Views stay valid.
 
         Parameters
         ----------
@@ -404,7 +404,7 @@ class GradientExchange:
         Raises
         ------
         Timeout, PeerLost
-            An exchange under way cannot end; the segments are given up all the same.
+            An exchange under way cannot end; the segments are released all the same.
         """
         if self not in self.context.state.servers or self.context.closed:
             return

@@ -1,4 +1,4 @@
-"""What the owner of a block does in kind "update": the blocks of this rank, and their updates."""
+"""Kind "update": the blocks that this rank owns, and their updates."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket
 from pgasdl.training.setup import WORDS, ExchangeMemory, Setup
 
-# Of what a program's function raised: short, and whatever its own repr does.
+# Renders an exception of the program's function: short, even if its own repr fails.
 _REPR = reprlib.Repr()
 _REPR.maxother = 300
-# Seconds for words that explain an error, and are not to hold it up.
+# Seconds to wait for the explanation of an error, which must not hold it up.
 _PATIENCE = 1.0
 
 
@@ -86,13 +86,13 @@ class Owner:
         return self._buckets[bucket].at + offset * self._buckets[bucket].item
 
     def update(self, bucket: int, call: _native.Call) -> None:
-        """Make the update that ``call`` asks for; on a GPU the current stream may do it later."""
+        """Run the update that ``call`` asks for; on a GPU the current stream may do it later."""
         block = self.block(bucket, call.offset, call.count)
         copies = self._memory.copies
         if copies is None:
             self._update(block)
             return
-        # The plan works on the host: its result comes here, and the weights go there.
+        # The plan works on the host: the GPU gets its result, and the host the new weights.
         at, nbytes = self._place(bucket, call.offset), call.count * self._buckets[bucket].item
         self._copy(self._memory.gradients, copies.gradients, at, nbytes)
         self._update(block)
@@ -112,14 +112,14 @@ class Owner:
             _native.answer(self._context, call, stream_handle(None, self._device), self._device)
 
     def last_words(self, bucket: int, error: BaseException) -> str:
-        """Say, also where peers find it, that an update raised this, which ends the exchange."""
+        """Record, where peers can read it too, that an update raised this; it ends the exchange."""
         why = f"update of bucket {bucket} raised {_REPR.repr(error)}"
         words = why.encode(errors="replace")[:WORDS]
         self._words.numpy()[: len(words)] = list(words)
         return why
 
     def explained(self, error: PeerLost) -> PeerLost:
-        """Return the error with what the lost rank has said last, if it has."""
+        """Return the error with the last words of the lost rank, if it left any."""
         context, room = self._context, self._words
         with suppress(PgasError):
             context.read(room[WORDS:], error.rank, room[:WORDS], timeout=_PATIENCE)

@@ -1,4 +1,4 @@
-"""What travels with a layer that is exchanged anyway: some elements more, and no message."""
+"""Passengers: a few elements that travel with a layer, and need no message of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The set-up of an exchange: its buckets' plans, the memory that they need, and what runs them."""
+"""The set-up of an exchange: the plans of its buckets, their memory, and their executions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket, Layer
 
-# Bytes in which an owner says why its update failed.
+# Bytes for the words in which an owner says why its update failed.
 WORDS = 512
 
 
@@ -78,7 +78,7 @@ class ExchangeMemory:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Whose exchange is set up, and of what kind."""
+    """An exchange to be set up: its ranks, its kind, and where its memory is."""
 
     context: Context
     group: Group
@@ -88,7 +88,7 @@ class Setup:
 
     @property
     def by_host(self) -> bool:
-        """Its memory is on a GPU, but peers reach the host's only."""
+        """Its memory is on a GPU, but peers reach only the host's."""
         return self.device is not None and self.works_on is None
 
     @property
@@ -213,7 +213,7 @@ class Setup:
             first += self._notifications(part)
 
     def _access(self, bucket: Bucket, memory: ExchangeMemory) -> ArrayAccess:
-        """Tell what of a bucket is copied: its gradients there, its result back."""
+        """Return what is copied of a bucket: its gradients to the host, its result back."""
         result = memory.gradients if memory.weights is None else memory.weights
         source, target = (each.address + bucket.at for each in (memory.gradients, result))
         how = _native.BufferAccess.COPIED

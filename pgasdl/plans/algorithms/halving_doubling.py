@@ -30,7 +30,7 @@ Where nobody names a plan
     numbered round-robin over the supernodes of ``PGASDL_SUPERNODE``.
     Several nodes of q ranks: the same, against the messages of ``gdraa-nodes``, numbered
     round-robin over nodes, if q is a power of two and every node is full: else halves divide nodes.
-    Both send 2 (N-1) S across in all. Simulated (the machine is in ``gdraa_nodes``), this one is
+    Both send 2 (N-1) S across in all. In simulations (the machine is in ``gdraa_nodes``) it is
     faster with 32 nodes of 8 at 16 KiB, with 64 nodes of 4 at 1 KiB, and where mates load each
     other's memory no longer with 64 KiB.
 
@@ -71,7 +71,7 @@ from pgasdl.plans.algorithms.shapes import RoundRobin
 from pgasdl.plans.plan import EXCHANGES, Case, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PER_LEVEL = 5
-# Bytes that save a nanosecond inside a node where mates load them.
+# Bytes per nanosecond that mates save inside a node by loading them.
 _LOADED = 25
 
 
@@ -244,7 +244,7 @@ class _Halves:
 
 
 def _suits(case: Case) -> bool:
-    """Return whether its rounds cost less than the messages of gdraa, which go to all ranks."""
+    """Return whether its rounds cost less than gdraa's messages to all ranks."""
     size = case.members.size
     if case.members.several_nodes:
         return case.kind in EXCHANGES and _suits_nodes(case)

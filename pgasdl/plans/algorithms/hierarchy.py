@@ -10,14 +10,14 @@ tree: hops from the last rank to the root, and children of the node that has mos
     broadcast   D (latency + startup + t) + (n - 1) W (startup + t)
     reduce      D (latency + startup + 2 t) + (n - 1) max(startup + t, W t)
     since a rank adds a chunk, as fast as chunks travel, while the next one travels, and since a
-    message occupies its sender for ``startup``, but not who receives it.
+    message occupies its sender for ``startup``, but not its receiver.
 
 By nodes
     Ranks of a node are a chain or a tree of their own, so that S goes across N - 1 times, whatever
     the root is. Where nodes are not known, supernodes serve; without them chains of any power of
     two are weighed.
 
-Simulated on the machine of ``gdraa_nodes``, with 256 ranks by 8: what is taken is within 2 % of the
+Simulated on the machine of ``gdraa_nodes``, with 256 ranks by 8: the choice is within 2 % of the
 fastest of these trees in 1, 8, 32 or 128 chunks. Microseconds, and of a binomial tree in one chunk
     reduce      16 KiB: 27, 82      64 KiB: 56, 293      1 MiB: 407, 4520
     broadcast   16 KiB: 24, 24      64 KiB: 59, 59       1 MiB: 321, 747
@@ -33,9 +33,9 @@ from typing import Any
 from pgasdl.plans.plan import EXCHANGES, ROOTED, Case, Sizes, lengths
 
 # Estimates for RDMA adapters: nanoseconds that a message takes, inside a node and across, and that
-# it occupies its sender; bytes in a nanosecond. `pgasdl tune` measures them.
+# it occupies its sender; bytes per nanosecond. `pgasdl tune` measures them.
 LATENCY_INSIDE, LATENCY, STARTUP, BANDWIDTH = 600, 1500, 300, 10
-# A rank that sleeps wakes up after so long.
+# Nanoseconds until a sleeping rank wakes up.
 LATENCY_CROWDED = 10_000
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 

@@ -57,7 +57,11 @@ from pgasdl.plans.plan import Plan, Put, Reduce, Span, Step, Wait
 
 
 def build(view: RankView, begins: Sequence[int], order: Sequence[int]) -> Plan:
-    """Return rank's plan; ``begins`` as of groups, ``order[r]`` the block of rank r; (): r."""
+    """Return rank's plan of at least one element between at least two ranks.
+
+    ``begins`` : where each node begins, and the number of ranks; ``order`` : the block of each
+    rank, or ().
+    """
     node = _Node(view, begins, order or range(view.size))
     gathers = view.kind == "all-gather"
     steps = node.gather() if gathers else node.reduce()

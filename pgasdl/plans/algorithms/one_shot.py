@@ -14,8 +14,8 @@ Cost
     in half as many messages; with more it is for few elements.
 
 Phases
-    No message ends an execution: peers may still read my pieces from their slots when my plan is
-    over. So executions alternate between two phases, which share neither slots nor notifications.
+    No message ends an execution: peers may still read my pieces from their slots after my plan has
+    ended. So executions alternate between two phases, which share neither slots nor notifications.
     For n pieces, of at most ``piece`` elements and about equal, s = min(n, 4):
     slot of piece k in phase f, of the rank that is i-th among the others
                                     (((k mod s) * 2 + f) * (P - 1) + i) * piece

@@ -2,7 +2,7 @@
 
 Paper
     MiMatrix's GDRAA for large arrays; for small ones the exchange of all with all that every MPI
-    has. New here is only the staging: ``data`` is private memory, which no peer ever touches.
+    has. Only the staging is new here: ``data`` is private memory, which no peer ever touches.
 
 Steps, on rank r of P, for the pieces k = 0..n-1 of ``data``; all reduce all (``owners=0``)
     1. Copy piece k + 1 into a slot of own ``inbox`` and flag it to all (piece 0 before all else).
@@ -24,7 +24,7 @@ Cost
     One synchronization per piece, and a last one with owners; copies hide its latency.
 
 Phases
-    No message ends an execution: peers may still load from my slots when my plan is over. So
+    No message ends an execution: peers may still load from my slots after my plan has ended. So
     executions alternate between two phases, which share neither slots nor notifications. (With
     owners one would do, but they take turns with executions without.) For n pieces, of at most
     ``piece`` elements and about equal, s = min(n, 4), or with owners min(n, 3):
@@ -81,7 +81,7 @@ OWNERS_COUNT = 5120
 # 4 KB, 1.1 at 1 KB. (Where they share a core, a turn of the scheduler makes it 5 us longer up to
 # 256 KB.)
 PAIR_COUNT = 512
-# Also an array in a segment is staged where ranks share cores, up to so many bytes: each round of
+# Where ranks share cores, an array in a segment is staged, too, up to so many bytes: each round of
 # flags is a turn of every rank, and loading in place takes two. Measured with four ranks on two
 # cores (EPYC): 0.75 of the time at 8 bytes, 0.6 at 1 KiB, the same at 16 KiB.
 _CROWDED_BYTES = 4096

@@ -16,9 +16,9 @@ How long an access lasts
     a Put reads its source and writes its target at any time from its posting until a Wait or
     Flush proves otherwise; a Reduce or Call reads and writes as long as it runs.
 
-Iteration i executes phase ``i % phases``. Rounds of all phases repeat the same pattern and nothing
-leads back to an earlier one, so the order within two neighbouring rounds holds for any two: two
-unrolled rounds suffice.
+Iteration i executes phase ``i % phases``. Rounds of all phases repeat the same pattern, and nothing
+in one precedes an earlier one. So two unrolled rounds suffice: their order holds for any two
+neighbouring rounds.
 Layers share neither buffers nor notifications: a proof for one holds for any number in flight.
 """
 

@@ -1,7 +1,7 @@
 """Runs all ranks' plans with symbolic values under one adversarial schedule per seed.
 
 Given the proof of ``happens_before``, one schedule suffices: without races all schedules have the
-same values. The others check the proof itself by other means:
+same values. More schedules check the proof itself, by other means:
 
 * a Put reads its source, writes its target and raises its flag in three events, each as late as
   the schedule wants; only the flag waits, for the writes of earlier Puts of its lane and execution
