@@ -56,7 +56,7 @@ def kind_of(op: str) -> str:
 
 
 def reduction_of(op: str) -> str:
-    """Return what the reductions of its plan do to several arrays."""
+    """Return the operator by which its plan reduces several arrays."""
     return "sum" if op == "mean" else op
 
 
@@ -115,7 +115,7 @@ class Place:
 
     @property
     def reached(self) -> bool:
-        """Plans that load and store peers' arrays can have it: where it is, or copied on a GPU."""
+        """Plans that load and store peers' arrays can work on it, or on a copy on its GPU."""
         return bool(self.homes or self.pool) or self.on_gpu
 
     def access(self, plan: str, group: Group) -> BufferAccess:
@@ -140,7 +140,7 @@ class Place:
         copy: Home,
         directory: _native.Directory | None = None,
     ) -> PlanBuffer:
-        """Return what a plan works on that gets at ``nbytes`` at most in this way, or at a copy."""
+        """Return the buffer that a plan works on: ``nbytes`` of the array at most, or its copy."""
         dtype, memory = self.memory.native_dtype, self.memory
         if access == BufferAccess.IN_PLACE:
             return PlanBuffer(*self.homes[group.rank], dtype, self.homes if self.told else ())

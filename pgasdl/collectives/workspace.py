@@ -144,7 +144,7 @@ class Executions:
         self._directories: dict[tuple[int, ...], _native.Directory] = {}
         self.regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
-        # The segments of what is bound to one of their arrays.
+        # The segments in which the arrays of such executions lie.
         self._homes: dict[tuple[Any, ...], weakref.ref[Segment]] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
 
@@ -207,7 +207,7 @@ class Executions:
     def execution(
         self, request: AllreduceRequest, count: int, options: dict[str, Any], what: str = ""
     ) -> _native.Execution:
-        """Return what runs ``count`` elements of the array, bound at its first use."""
+        """Return the execution for ``count`` elements of the array, bound at its first use."""
         place, name, access = request.place, request.choice.plan, request.access
         memory, home = place.memory, None
         # The key identifies an execution. It is equal on all ranks: their tags are made of it.

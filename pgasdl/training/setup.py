@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """On the host, of memory on a GPU: plans work on them."""
+    """Copies on the host of memory on a GPU; plans work on them."""
 
     gradients: Segment
     weights: Segment | None  # in kind "update"
@@ -113,7 +113,7 @@ class Setup:
         return [Choice(plan) for plan in asked]
 
     def staged(self, bucket: Bucket) -> Choice | None:
-        """Return the plan by which GPUs stage a bucket on the host, if they do."""
+        """Return the plan with which GPUs stage a bucket on the host, if they do."""
         if not self.by_host or self.wire is not None:
             return None
         piece = self.context.state.gpu_piece
