@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgasdl.torch import symmetric_memory as symmetric_memory
-    from pgasdl.torch.attach_model import attach as attach
-    from pgasdl.torch.attachment import Attachment as Attachment
+    from pgasdl.torch.attachment.attach import attach as attach
+    from pgasdl.torch.attachment.attachment import Attachment as Attachment
     from pgasdl.torch.ddp import DDPState as DDPState
     from pgasdl.torch.ddp import ddp_hook as ddp_hook
     from pgasdl.torch.linear import DistributedLinear as DistributedLinear
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pgasdl.torch.window import Work as Work
 
 _HOME_OF = {
-    "Attachment": "attachment",
+    "Attachment": "attachment.attachment",
     "DDPState": "ddp",
     "DistributedLinear": "linear",
     "Window": "window",
     "WindowAccessType": "window",
     "WindowAttr": "window",
     "Work": "window",
-    "attach": "attach_model",
+    "attach": "attachment.attach",
     "ddp_hook": "ddp",
 }
 

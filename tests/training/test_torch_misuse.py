@@ -17,7 +17,7 @@ from torch_tools import alone, bits, made_small, same, small  # noqa: E402
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
-from pgasdl.torch.layers import ATTACHED  # noqa: E402
+from pgasdl.torch.attachment.layers import ATTACHED  # noqa: E402
 
 kinds = pytest.mark.parametrize("kind", ["average", "update"])
 

@@ -18,7 +18,7 @@ from torch_tools import bits, loss_of, made, small  # noqa: E402
 from pgasdl import GradientExchange, loopback  # noqa: E402
 from pgasdl.errors import UnavailableError  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
-from pgasdl.torch.update import Update  # noqa: E402
+from pgasdl.torch.attachment.update import Update  # noqa: E402
 
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True),

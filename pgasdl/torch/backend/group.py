@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from pgasdl.errors import ClosedError, RankError, UnavailableError
-from pgasdl.torch.backend import builtin_hooks, sparse, splitting
+from pgasdl.torch.backend import patches, sparse
 from pgasdl.torch.backend.arguments import (
     contiguous,
     give_back,
@@ -184,7 +184,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
 
         None: this rank is not among them. ``dist.split_group`` lets torch.distributed know it, too.
         """
-        members = splitting.require_ranks(ranks, self._size)
+        members = patches.require_ranks(ranks, self._size)
         if self._rank not in members:
             return None
         seconds = timedelta(seconds=self._timeout) if timeout is None else timeout
@@ -653,8 +653,8 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         return sizes
 
 
-builtin_hooks.replace(ProcessGroup)
-splitting.replace(ProcessGroup, NAME)
+patches.replace_builtin_hook(ProcessGroup)
+patches.replace_split_group(ProcessGroup, NAME)
 
 
 def create(given: Any, _: object = None) -> ProcessGroup:

@@ -33,8 +33,7 @@ from pgasdl.torch.backend.arguments import (
 from pgasdl.torch.backend.copies import Copies
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import Together
-from pgasdl.torch.promise import Promise
-from pgasdl.torch.work import Result, Work
+from pgasdl.torch.work import Promise, Result, Work
 
 _LISTS = (list, tuple)
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pgasdl.errors import ConfigError
-from pgasdl.torch.layers import ATTACHED, Layer
+from pgasdl.torch.attachment.layers import ATTACHED, Layer
 from pgasdl.torch.untraced import untraced
 
 _OWN = "_pgasdl_hook"  # marks hooks of modules

@@ -1,4 +1,4 @@
-"""``torch.distributed.split_group`` for process groups of ours, on any device."""
+"""Functions of PyTorch that do not take process groups of ours, replaced by ones that do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.nn.parallel import DistributedDataParallel
 
 c10d: Any = distributed.distributed_c10d
 
@@ -23,7 +25,7 @@ def require_ranks(ranks: Sequence[int], size: int) -> list[int]:
     return members
 
 
-def replace(kind: Any, name: str) -> None:
+def replace_split_group(kind: Any, name: str) -> None:
     """Let ``split_group`` split groups of ``kind``, which is backend ``name``.
 
     PyTorch's own refuses whatever lies on no accelerator, with gloo, too, before it asks the group.
@@ -70,3 +72,24 @@ def replace(kind: Any, name: str) -> None:
         return group
 
     c10d.split_group = distributed.split_group = split_group
+
+
+def replace_builtin_hook(kind: type) -> None:
+    """Let DistributedDataParallel use its hook in Python for the built-in one, where it has to.
+
+    The built-in hook for float16 wants C++'s list of tensors from a future. No future that Python
+    makes has one: its value is an object of Python's. ``kind``: the type of the process groups.
+    """
+    builtin: Any = DistributedDataParallel._register_builtin_comm_hook
+
+    @functools.wraps(builtin)
+    def register(ddp: Any, comm_hook_type: BuiltinCommHookType) -> None:
+        group = ddp.process_group
+        if comm_hook_type == BuiltinCommHookType.FP16_COMPRESS and isinstance(group, kind):
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            ddp.register_comm_hook(group, fp16_compress_hook)
+        else:
+            builtin(ddp, comm_hook_type)
+
+    DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]

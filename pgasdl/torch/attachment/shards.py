@@ -27,9 +27,9 @@ from torch.optim import (
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError
 from pgasdl.group import Group
-from pgasdl.torch.layers import Layer, Settings, shaped
-from pgasdl.torch.replicate import allgather_objects
-from pgasdl.torch.steps import PartialStep
+from pgasdl.torch.attachment.layers import Layer, Settings, shaped
+from pgasdl.torch.attachment.optimizer import PartialStep
+from pgasdl.torch.attachment.replicate import allgather_objects
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.owner import Block
 

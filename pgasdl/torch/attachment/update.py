@@ -18,11 +18,11 @@ from pgasdl import _native
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError, PlanError, Timeout
 from pgasdl.group import Group
-from pgasdl.torch import modes
-from pgasdl.torch.kind import Kind
-from pgasdl.torch.layers import Layer, State
-from pgasdl.torch.shards import Shards, require_elementwise
-from pgasdl.torch.steps import PartialStep
+from pgasdl.torch.attachment import modes
+from pgasdl.torch.attachment.kinds import Kind
+from pgasdl.torch.attachment.layers import Layer, State
+from pgasdl.torch.attachment.optimizer import PartialStep
+from pgasdl.torch.attachment.shards import Shards, require_elementwise
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.owner import Block
 

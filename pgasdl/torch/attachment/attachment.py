@@ -14,17 +14,15 @@ from torch.optim import Optimizer
 from pgasdl.context import Context
 from pgasdl.errors import BufferRefused, ConfigError, PlanError
 from pgasdl.group import Group
-from pgasdl.torch import modes
-from pgasdl.torch.average import Average
-from pgasdl.torch.guards import guard
-from pgasdl.torch.hooks import Calls, LoopHooks
-from pgasdl.torch.kind import Kind
-from pgasdl.torch.layers import Layer, State, find_layers, require_in
-from pgasdl.torch.replicate import broadcast
-from pgasdl.torch.state import OptimizerState
-from pgasdl.torch.steps import PartialStep, steps_by_parameter
+from pgasdl.torch.attachment import modes
+from pgasdl.torch.attachment.guards import guard
+from pgasdl.torch.attachment.hooks import Calls, LoopHooks
+from pgasdl.torch.attachment.kinds import Average, Kind
+from pgasdl.torch.attachment.layers import Layer, State, find_layers, require_in
+from pgasdl.torch.attachment.optimizer import OptimizerState, PartialStep, steps_by_parameter
+from pgasdl.torch.attachment.replicate import broadcast
+from pgasdl.torch.attachment.update import Update
 from pgasdl.torch.untraced import untraced
-from pgasdl.torch.update import Update
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.passenger import Passenger
 

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError
 from pgasdl.group import Group
-from pgasdl.torch.attachment import Attachment
+from pgasdl.torch.attachment.attachment import Attachment
+from pgasdl.torch.attachment.optimizer import steps_by_parameter
 from pgasdl.torch.linear import DistributedLinear
-from pgasdl.torch.steps import steps_by_parameter
 from pgasdl.training.passenger import Passenger
 
 

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.errors import BufferRefused, ConfigError, PlanError
-from pgasdl.torch.guards import guard, release, tell_gradient
+from pgasdl.torch.attachment.guards import guard, release, tell_gradient
 from pgasdl.training.passenger import Passenger
 
 Settings = list[dict[str, Any]]
