@@ -1,6 +1,17 @@
 // Docstrings of the one-sided operations.
 #pragma once
 
+// Parts of them.
+#define GASPI(call) "\n\nNotes\n-----\nGASPI: gaspi_" call "."
+#define STREAM                                                                                   \
+  "stream : object\n"                                                                            \
+  "    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's " \
+  "current\n    one.\n"
+#define TIMEOUT "timeout : float, optional\n    Seconds; None: the context's default, 0: one try.\n"
+#define STREAM_LOST                                                                                \
+  "Timeout, PeerLost\n    An earlier stream's wait was ended without its notification, which did " \
+  "not come in time, or by\n    the loss of a rank."
+
 namespace pgasdl::docs {
 
 inline constexpr const char* kWrite = R"(Write ``source`` into ``peer``'s memory.
@@ -28,11 +39,7 @@ QueueFull
 PeerLost
     ``peer`` is gone.
 RankError, SegmentError, QueueError
-    No such rank, slice or queue; nothing was posted.
-
-Notes
------
-GASPI: gaspi_write.)";
+    No such rank, slice or queue; nothing was posted.)" GASPI("write");
 
 inline constexpr const char* kRead = R"(Read ``source`` from ``peer``'s memory into ``target``.
 
@@ -52,11 +59,7 @@ queue, timeout
 Raises
 ------
 QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``write``.
-
-Notes
------
-GASPI: gaspi_read.)";
+    As for ``write``.)" GASPI("read");
 
 inline constexpr const char* kWriteList = R"(Write several slices to one peer with one request.
 
@@ -70,11 +73,7 @@ peer, queue, timeout
 Raises
 ------
 QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``write``; nothing is posted if any pair is refused.
-
-Notes
------
-GASPI: gaspi_write_list.)";
+    As for ``write``; nothing is posted if any pair is refused.)" GASPI("write_list");
 
 inline constexpr const char* kReadList = R"(Read several slices from one peer with one request.
 
@@ -88,11 +87,7 @@ peer, queue, timeout
 Raises
 ------
 QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``read``; nothing is posted if any pair is refused.
-
-Notes
------
-GASPI: gaspi_read_list.)";
+    As for ``read``; nothing is posted if any pair is refused.)" GASPI("read_list");
 
 inline constexpr const char* kNotify = R"(Raise one notification at ``peer``.
 
@@ -116,11 +111,7 @@ Raises
 NotificationError
     Id or value out of range.
 QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``write``.
-
-Notes
------
-GASPI: gaspi_notify.)";
+    As for ``write``.)" GASPI("notify");
 
 inline constexpr const char* kWriteNotify =
     R"(Write ``source`` into ``peer``'s memory, then raise one notification there.
@@ -175,11 +166,7 @@ queue, timeout
 Raises
 ------
 NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``write_notify``; nothing is posted if any pair is refused.
-
-Notes
------
-GASPI: gaspi_write_list_notify.)";
+    As for ``write_notify``; nothing is posted if any pair is refused.)" GASPI("write_list_notify");
 
 inline constexpr const char* kReadNotify = R"(Read from ``peer``, then raise one notification here.
 
@@ -200,11 +187,7 @@ notification, value, queue, timeout
 Raises
 ------
 NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``write_notify``.
-
-Notes
------
-GASPI: gaspi_read_notify.)";
+    As for ``write_notify``.)" GASPI("read_notify");
 
 inline constexpr const char* kReadListNotify =
     R"(Read several slices from one peer, then raise one notification here.
@@ -223,11 +206,7 @@ queue, timeout
 Raises
 ------
 NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
-    As for ``write_notify``; nothing is posted if any pair is refused.
-
-Notes
------
-GASPI: gaspi_read_list_notify.)";
+    As for ``write_notify``; nothing is posted if any pair is refused.)" GASPI("read_list_notify");
 
 inline constexpr const char* kNotifyAdd =
     R"(Add to one notification at ``peer``, which counts.
@@ -322,9 +301,7 @@ Parameters
 ----------
 queue : int, default 0
     A queue's id.
-timeout : float, optional
-    Seconds; None: the context's default, 0: one try.
-
+)" TIMEOUT R"(
 Raises
 ------
 Timeout
@@ -332,11 +309,7 @@ Timeout
 PeerLost
     A rank was lost meanwhile.
 QueueError
-    No such queue.
-
-Notes
------
-GASPI: gaspi_wait.)";
+    No such queue.)" GASPI("wait");
 
 inline constexpr const char* kNotifyWaitsome =
     R"(Wait until one of a range of notifications is raised here.
@@ -349,9 +322,7 @@ first : int, default 0
     First id of the range.
 count : int, optional
     How many ids; None: all from ``first`` on; 0 returns None at once.
-timeout : float, optional
-    Seconds; None: the context's default, 0: one try.
-
+)" TIMEOUT R"(
 Returns
 -------
 int
@@ -385,9 +356,7 @@ notification : int
     Id.
 count : int
     1 <= count < 2**32 - 1.
-timeout : float, optional
-    Seconds; None: the context's default, 0: one try.
-
+)" TIMEOUT R"(
 Returns
 -------
 int
@@ -426,21 +395,14 @@ int
 Raises
 ------
 NotificationError
-    Id out of range.
-
-Notes
------
-GASPI: gaspi_notify_reset.)";
+    Id out of range.)" GASPI("notify_reset");
 
 inline constexpr const char* kNotifyOn =
     R"(Raise a notification at ``peer`` when a stream of a GPU comes to it; see ``write_notify_on``.
 
 Parameters
 ----------
-stream : object
-    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
-    one.
-peer : int
+)" STREAM R"(peer : int
     Rank.
 segment : Segment
     On a GPU; whose board at ``peer`` is meant.
@@ -456,10 +418,7 @@ stream's name: ``write_notify`` on memory of a GPU follows PyTorch's or CuPy's c
 
 Parameters
 ----------
-stream : object
-    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
-    one.
-source : Slice
+)" STREAM R"(source : Slice
     Source or target, or both, are on a GPU.
 peer, target, notification, value, queue, timeout
     As for ``write_notify``.
@@ -468,9 +427,7 @@ Raises
 ------
 UnavailableError
     Nothing of it is on a GPU.
-Timeout, PeerLost
-    An earlier stream's wait was ended without its notification, which did not come in time, or by
-    the loss of a rank.
+)" STREAM_LOST R"(
 QueueFull, PeerLost, NotificationError, RankError, SegmentError, QueueError
     As for ``write_notify``.
 
@@ -483,10 +440,7 @@ inline constexpr const char* kWriteListNotifyOn =
 
 Parameters
 ----------
-stream : object
-    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
-    one.
-pairs, peer, segment, notification, value, queue, timeout
+)" STREAM R"(pairs, peer, segment, notification, value, queue, timeout
     As for ``write_list_notify``. See ``write_notify_on``.)";
 
 inline constexpr const char* kNotifyWaitOn =
@@ -494,10 +448,7 @@ inline constexpr const char* kNotifyWaitOn =
 
 Parameters
 ----------
-stream : object
-    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
-    one.
-segment : Segment
+)" STREAM R"(segment : Segment
     On a GPU; whose board on this rank is meant.
 notification : int
     Id. It stays raised: see ``notify_reset_on``. Values are below 2**31.
@@ -510,9 +461,7 @@ NotificationError
     Id out of range.
 UnavailableError
     The segment is not on a GPU, or the stream is recording a CUDA graph.
-Timeout, PeerLost
-    An earlier stream's wait was ended without its notification, which did not come in time, or by
-    the loss of a rank.
+)" STREAM_LOST R"(
 
 Notes
 -----
@@ -527,10 +476,7 @@ inline constexpr const char* kNotifyResetOn =
 
 Parameters
 ----------
-stream : object
-    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
-    one.
-segment : Segment
+)" STREAM R"(segment : Segment
     On a GPU; whose board on this rank is meant.
 notification : int
     Id.
@@ -541,9 +487,7 @@ NotificationError
     Id out of range.
 UnavailableError
     The segment is not on a GPU.
-Timeout, PeerLost
-    An earlier stream's wait was ended without its notification, which did not come in time, or by
-    the loss of a rank.)";
+)" STREAM_LOST;
 
 inline constexpr const char* kFetchAdd =
     R"(Add to a 64-bit word of ``peer``'s memory and return its old value.
@@ -571,11 +515,7 @@ AlignmentError
 UnavailableError
     The peer's memory was bound, not created (shm).
 PeerLost, RankError, SegmentError
-    As for ``write``.
-
-Notes
------
-GASPI: gaspi_atomic_fetch_add.)";
+    As for ``write``.)" GASPI("atomic_fetch_add");
 
 inline constexpr const char* kCompareSwap =
     R"(Replace a 64-bit word of ``peer``'s memory if it has the expected value.
@@ -601,10 +541,11 @@ int
 Raises
 ------
 AlignmentError, UnavailableError, PeerLost, RankError, SegmentError
-    As for ``atomic_fetch_add``.
-
-Notes
------
-GASPI: gaspi_atomic_compare_swap.)";
+    As for ``atomic_fetch_add``.)" GASPI("atomic_compare_swap");
 
 }  // namespace pgasdl::docs
+
+#undef GASPI
+#undef STREAM
+#undef TIMEOUT
+#undef STREAM_LOST
