@@ -166,21 +166,10 @@ void bind_allreduce(nb::module_& module) {
            "timeout"_a.none(), "False: this call was not made before, or it was declined.")
       .def("admit", &AllreduceCalls::admit, "description"_a,
            "MismatchError for another call than the one that was interrupted.")
-      .def(
-          "make",
-          [](AllreduceCalls& self, nb::handle array, std::uintptr_t address,
-             Description description,
-             const std::vector<std::pair<const ExecutionHandle*, std::uint64_t>>& parts,
-             double timeout, std::optional<std::uintptr_t> stream) {
-            Parts made{std::move(description), {}};
-            for (const auto& [execution, bytes] : parts) {
-              made.executions.emplace_back(*execution, bytes);
-            }
-            return self.make(array, address, std::move(made), timeout, stream);
-          },
-          "array"_a, "address"_a, "description"_a, "parts"_a, "timeout"_a, "stream"_a.none(),
-          "Run a new call, part by part, or the rest of the interrupted one; the caller has "
-          "entered the numbering. False: it was declined.")
+      .def("make", &AllreduceCalls::make, "array"_a, "address"_a, "description"_a, "parts"_a,
+           "timeout"_a, "stream"_a.none(),
+           "Run a new call, part by part, or the rest of the interrupted one; the caller has "
+           "entered the numbering. False: it was declined.")
       .def("remember", &AllreduceCalls::remember, "array"_a, "op"_a, "plan"_a.none(),
            "From now on run() knows the call that was made last.")
       .def("forget", &AllreduceCalls::forget)

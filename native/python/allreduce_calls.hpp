@@ -1,38 +1,22 @@
-// The calls of ctx.allreduce: the executions that each one runs, and the interrupted call.
+// Calls of ctx.allreduce as the core has them: keys from arrays, and how a call waits.
 #pragma once
 
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
 #include <numpy/ndarraytypes.h>
 
-#include <chrono>
 #include <cstring>
 #include <memory>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "executor/repeated_calls.hpp"
 #include "python/handles.hpp"
 
 namespace pgasdl {
 
 using Description = nb::typed<nb::tuple, nb::any, nb::ellipsis>;
 
-// Identifies a call of ctx.allreduce, by its array and its arguments.
-struct CallKey {
-  std::uintptr_t address = 0;
-  std::uint64_t extent = 0;        // elements of a numpy.ndarray, bytes of other arrays
-  std::uint64_t format = 0;        // the buffer protocol's, of at most eight characters,
-  PyObject* dtype = nullptr;       // or an array's or a tensor's
-  const PyObject* op = nullptr;    // interned: the package's own tables hold all valid ones
-  const PyObject* plan = nullptr;  // likewise, or None
-  bool operator==(const CallKey&) const = default;
-};
-struct CallHash {
-  std::size_t operator()(const CallKey& key) const {
-    return key.address ^ (key.address >> 12) ^ (key.extent << 7) ^ key.format;
-  }
-};
-
+// Arguments of the package's own tables, which hold all valid ones: the same text is one object.
 inline PyObject* interned(nb::handle text) {
   PyObject* string = text.ptr();
   if (!PyUnicode_CheckExact(string)) return string;  // None, or invalid: the checks refuse it
@@ -51,7 +35,7 @@ inline bool key_of_ndarray(nb::handle array, CallKey& key) {
   for (int i = 0; i < PyArray_NDIM(fields); ++i) {
     key.extent *= static_cast<std::uint64_t>(PyArray_DIM(fields, i));
   }
-  key.dtype = reinterpret_cast<PyObject*>(PyArray_DESCR(fields));
+  key.dtype = PyArray_DESCR(fields);
   return true;
 }
 
@@ -81,18 +65,45 @@ inline bool key_of_tensor(nb::handle tensor, CallKey& key) {
   return true;
 }
 
-// One call: executions of its parts, one after another. Its description identifies it.
-struct Parts {
-  Description description;
-  std::vector<std::pair<ExecutionHandle, std::uint64_t>> executions;  // with the bytes of each
+// A call of the Python function, which its description identifies.
+struct DescribedCall : RepeatedCall {
+  DescribedCall(Description description, std::vector<Part> parts, std::shared_ptr<Runtime> owner)
+      : RepeatedCall(std::move(parts), owner),
+        description(std::move(description)),
+        runtime(owner.get()) {}
+  bool same(const RepeatedCall& other) const override {
+    return description.equal(static_cast<const DescribedCall&>(other).description);
+  }
+  const Description description;
+  Runtime* const runtime;  // of its executions, if there are any
 };
 
-// The calls of ctx.allreduce of a group: repeats an earlier call without any Python in between, and
-// remembers the call that a Timeout or Ctrl-C interrupted. Used with the GIL held, by one thread at
-// a time: the caller of make() has entered the numbering.
-class AllreduceCalls {
+// Runs executions in Python's way, open to Ctrl-C; an interrupted one holds `array`.
+class PythonCaller : public Caller {
  public:
-  explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}
+  PythonCaller(Runtime* runtime, nb::handle array, std::optional<std::uintptr_t> stream)
+      : runtime_(runtime), array_(array), stream_(stream) {}
+  bool run(Execution& execution, const Array& array, double timeout) override {
+    if (stream_) {
+      return run_execution_after(*runtime_, execution, array, *stream_, timeout, array_);
+    }
+    run_execution(*runtime_, execution, array, timeout, array_);
+    return false;
+  }
+  void wait(Execution& execution, double timeout) override {
+    wait_execution(*runtime_, execution, timeout);
+  }
+
+ private:
+  Runtime* const runtime_;
+  const nb::handle array_;
+  const std::optional<std::uintptr_t> stream_;  // orders a GPU's array
+};
+
+// The calls of ctx.allreduce of a group, for Python: with the GIL held.
+class AllreduceCalls : public RepeatedCalls {
+ public:
+  explicit AllreduceCalls(const NumberingHandle& handle) : RepeatedCalls(handle.numbering) {}
   ~AllreduceCalls() {
     if (const auto runtime = serves_.lock(); runtime != nullptr) runtime->calls = nullptr;
   }
@@ -110,107 +121,51 @@ class AllreduceCalls {
     CallKey key;
     Export held;
     if (!key_of(array, op, plan, key, held)) return false;
-    const auto found = calls_.find(key);
-    if (found == calls_.end()) return false;
-    const std::shared_ptr<const Parts> parts = found->second.parts;  // the table may be emptied
-    const double limit = seconds(parts->executions.front().first.runtime->context, timeout);
-    const Numbering::Entry entry(*numbering_, "ctx.allreduce");
-    return run_parts(parts, key.address, array, limit, nullptr);
+    std::shared_ptr<const RepeatedCall> call = find(key);
+    if (call == nullptr) return false;
+    Runtime* const runtime = static_cast<const DescribedCall&>(*call).runtime;
+    const double limit = seconds(runtime->context, timeout);
+    PythonCaller caller(runtime, array, std::nullopt);
+    const Numbering::Entry entry(numbering(), "ctx.allreduce");
+    return RepeatedCalls::run(std::move(call), key.address, limit, caller);
   }
 
-  // Raises for any other call than the interrupted one.
   void admit(const Description& description) const {
-    if (interrupted_ != nullptr && !interrupted_->description.equal(description)) {
-      raise("MismatchError",
-            "an allreduce of this group timed out: call it again with the same array first");
-    }
+    RepeatedCalls::admit(DescribedCall(description, {}, nullptr));
   }
 
-  // Runs a new or the interrupted call; `stream` orders a GPU's array. False: it was declined.
-  bool make(nb::handle array, std::uintptr_t address, Parts parts, double timeout,
-            std::optional<std::uintptr_t> stream) {
-    const auto made = std::make_shared<const Parts>(std::move(parts));
-    return run_parts(made, address, array, timeout, stream ? &*stream : nullptr);
+  // Runs a new or the interrupted call. False: it was declined.
+  bool make(nb::handle array, std::uintptr_t address, Description description,
+            const std::vector<std::pair<const ExecutionHandle*, std::uint64_t>>& given,
+            double timeout, std::optional<std::uintptr_t> stream) {
+    std::vector<RepeatedCall::Part> parts;
+    for (const auto& [handle, bytes] : given) {
+      const Array& whole = handle->array;
+      parts.push_back({handle->execution, {whole.access, nullptr, nullptr, bytes, whole.device}});
+    }
+    const auto runtime = given.empty() ? nullptr : given.front().first->runtime;
+    auto call = std::make_shared<DescribedCall>(std::move(description), std::move(parts), runtime);
+    PythonCaller caller(runtime.get(), array, stream);
+    return RepeatedCalls::run(std::move(call), address, timeout, caller);
   }
 
   // Remembers the last call for run().
   void remember(nb::handle array, nb::handle op, nb::handle plan) {
     CallKey key;
     Export held;
-    if (last_ == nullptr || !key_of(array, op, plan, key, held)) return;
-    if (calls_.size() >= kMostCalls) calls_.clear();
-    calls_.insert_or_assign(key, Call{last_, nb::borrow(key.dtype)});
-  }
-  void forget() {
-    calls_.clear();
-    last_ = nullptr;
+    if (!key_of(array, op, plan, key, held)) return;
+    // The dtype stays alive, so its address stays unique.
+    auto* const dtype = static_cast<PyObject*>(const_cast<void*>(key.dtype));
+    RepeatedCalls::remember(key, std::make_shared<nb::object>(nb::borrow(dtype)));
   }
 
-  // The call that some rank declined, so that nothing was reduced; reported once.
-  std::optional<Description> take_declined() { return std::exchange(declined_, std::nullopt); }
-  Numbering& numbering() const { return *numbering_; }
+  std::optional<Description> take_declined() {
+    const auto declined = RepeatedCalls::take_declined();
+    if (declined == nullptr) return std::nullopt;
+    return static_cast<const DescribedCall&>(*declined).description;
+  }
 
  private:
-  static constexpr std::size_t kMostCalls = 4096;
-
-  struct Call {
-    std::shared_ptr<const Parts> parts;
-    nb::object dtype;  // keeps the key's dtype alive, so its address stays unique
-  };
-
-  bool run_parts(std::shared_ptr<const Parts> parts, std::uintptr_t address, nb::handle array,
-                 double timeout, const std::uintptr_t* stream) {
-    std::size_t part = 0;
-    if (interrupted_ != nullptr) {
-      admit(parts->description);
-      parts = interrupted_;
-      part = part_;
-    }
-    const bool one = parts->executions.size() < 2;  // saves reading the clock
-    const Deadline deadline = one ? Deadline::once() : Deadline::in(timeout);
-    for (std::size_t before = 0; before < part; ++before) {
-      address += parts->executions[before].second;
-    }
-    for (; part < parts->executions.size(); ++part) {
-      const auto& [handle, bytes] = parts->executions[part];
-      const std::chrono::duration<double> left = deadline.left();
-      try {
-        run_part(handle, address, bytes, one ? timeout : left.count(), array, stream);
-      } catch (...) {
-        const bool begun = part > 0 || handle.execution->under_way();
-        interrupted_ = begun && !numbering_->failed() ? parts : nullptr;
-        part_ = part;
-        throw;
-      }
-      if (handle.execution->declined()) {
-        interrupted_ = nullptr;
-        declined_ = parts->description;
-        forget();
-        return false;
-      }
-      address += bytes;
-    }
-    interrupted_ = nullptr;
-    last_ = std::move(parts);
-    return true;
-  }
-
-  void run_part(const ExecutionHandle& handle, std::uintptr_t address, std::uint64_t bytes,
-                double timeout, nb::handle array, const std::uintptr_t* stream) {
-    Runtime& runtime = *handle.runtime;
-    if (streamed_ != nullptr && streamed_ != handle.execution) {  // one at a time
-      wait_execution(runtime, *streamed_, timeout);
-    }
-    streamed_ = nullptr;
-    auto* const at = reinterpret_cast<std::byte*>(address);
-    const Array where{handle.array.access, at, at, bytes, handle.array.device};
-    if (stream == nullptr) {
-      run_execution(runtime, *handle.execution, where, timeout, array);
-    } else if (run_execution_after(handle, where, *stream, timeout, array)) {
-      streamed_ = handle.execution;
-    }
-  }
-
   bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key, Export& held) const {
     key.op = interned(op);
     key.plan = interned(plan);
@@ -221,14 +176,7 @@ class AllreduceCalls {
   }
 
   const nb::object ndarray_ = nb::module_::import_("numpy").attr("ndarray");
-  const std::shared_ptr<Numbering> numbering_;
   std::weak_ptr<Runtime> serves_;
-  std::unordered_map<CallKey, Call, CallHash> calls_;
-  std::shared_ptr<const Parts> last_;
-  std::shared_ptr<const Parts> interrupted_;  // and the part at which it continues
-  std::size_t part_ = 0;
-  std::shared_ptr<Execution> streamed_;  // the last one, if a stream takes its result
-  std::optional<Description> declined_;
 };
 
 }  // namespace pgasdl

@@ -161,13 +161,12 @@ std::shared_ptr<const void> kept(nb::handle array) {
 constexpr int kFirstLooks = 8;
 constexpr std::uint64_t kFirstTicks = 4000;
 
-StreamOrder order_on(const ExecutionHandle& handle, std::uintptr_t stream) {
-  const int device =
-      handle.array.device != kHost ? handle.array.device : handle.execution->device();
+StreamOrder order_on(const Execution& execution, const Array& array, std::uintptr_t stream) {
+  const int device = array.device != kHost ? array.device : execution.device();
   if (device == kHost) {
-    throw Error(ErrorKind::kUnavailable,
-                text("plan ", handle.execution->name(), " works on host memory: no stream of a ",
-                     "GPU orders it"));
+    throw Error(
+        ErrorKind::kUnavailable,
+        text("plan ", execution.name(), " works on host memory: no stream of a ", "GPU orders it"));
   }
   return {device, reinterpret_cast<cuda::Stream>(stream)};
 }
@@ -242,28 +241,26 @@ void run(const ExecutionHandle& self, std::optional<double> timeout) {
 
 // Only one execution of a plan may be under way: a program that is ahead of its GPU waits here
 // until the stream has made the previous one.
-void require_made(const ExecutionHandle& self) {
-  Execution& execution = *self.execution;
+void require_made(Runtime& runtime, Execution& execution) {
   if (execution.streamed() && execution.under_way()) {
-    wait_execution(*self.runtime, execution, self.runtime->context.options().timeout);
+    wait_execution(runtime, execution, runtime.context.options().timeout);
   }
 }
 
 }  // namespace
 
-bool run_execution_after(const ExecutionHandle& self, const Array& array, std::uintptr_t stream,
-                         double timeout, nb::handle keep) {
-  const StreamOrder order = order_on(self, stream);
-  Execution& execution = *self.execution;
+bool run_execution_after(Runtime& runtime, Execution& execution, const Array& array,
+                         std::uintptr_t stream, double timeout, nb::handle keep) {
+  const StreamOrder order = order_on(execution, array, stream);
   if (!execution.resume()) {
-    require_made(self);
+    require_made(runtime, execution);
     const WithoutGil release;
-    Executor& executor = self.runtime->executor;
+    Executor& executor = runtime.executor;
     if (executor.enqueue(execution, array, order, Deadline::in(timeout))) return true;
     executor.start(execution, array, &order);
   }
   try {
-    wait_execution(*self.runtime, execution, timeout);
+    wait_execution(runtime, execution, timeout);
   } catch (...) {
     execution.interrupt(keep.is_valid() ? kept(keep) : nullptr);
     throw;
@@ -348,8 +345,8 @@ void bind_exchange(nb::module_& module) {
       .def(
           "start_after",
           [](const ExecutionHandle& self, std::uintptr_t stream) {
-            const StreamOrder order = order_on(self, stream);
-            require_made(self);
+            const StreamOrder order = order_on(*self.execution, self.array, stream);
+            require_made(*self.runtime, *self.execution);
             const WithoutGil release;
             self.runtime->executor.start(*self.execution, self.array, &order);
           },
@@ -357,7 +354,7 @@ void bind_exchange(nb::module_& module) {
       .def(
           "run_after",
           [](const ExecutionHandle& self, std::uintptr_t stream, std::optional<double> timeout) {
-            return run_execution_after(self, self.array, stream,
+            return run_execution_after(*self.runtime, *self.execution, self.array, stream,
                                        seconds(self.runtime->context, timeout), nb::handle());
           },
           "stream"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),

@@ -138,8 +138,8 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout);
 void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,
                    nb::handle keep);
 // Likewise, ordered on a stream. True: the stream makes it.
-bool run_execution_after(const ExecutionHandle& self, const Array& array, std::uintptr_t stream,
-                         double timeout, nb::handle keep);
+bool run_execution_after(Runtime& runtime, Execution& execution, const Array& array,
+                         std::uintptr_t stream, double timeout, nb::handle keep);
 
 void bind_errors(nb::module_& module);
 void bind_memory(nb::module_& module);

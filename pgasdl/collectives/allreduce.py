@@ -67,7 +67,7 @@ class GroupAllreduce:
 
     The group's pairwise collectives share its workspace and its numbers: if one rank runs an
     allreduce and another a pairwise collective, both get an error. The core knows how far a call
-    is, and whether one was interrupted: native/python/allreduce_calls.
+    is, and whether one was interrupted: native/executor/repeated_calls.
     """
 
     def __init__(
