@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pgasdl.errors import ConfigError
-from pgasdl.transports import TRANSPORTS
+from pgasdl.transports import TRANSPORTS, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,11 @@ class Routes:
 
     names: tuple[str, ...]
     reason: str
+
+    @property
+    def rows(self) -> set[Transport]:
+        """The transports that are used."""
+        return {TRANSPORTS[name] for name in self.names}
 
     def __str__(self) -> str:
         kinds = sorted(set(self.names))

@@ -1,5 +1,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -80,9 +81,15 @@ void bind_verbs(nb::module_& module) {
       [](const VerbsOptions& options) { return transport_row("verbs").inline_bytes(options); },
       "options"_a, "How many bytes a request takes inline on the chosen device.");
   module.def(
-      "verbs_missing",
-      [](const VerbsOptions& options) { return transport_missing("verbs", options); }, "options"_a,
-      "Why there is no verbs transport here; empty if there is.");
+      "transport_missing",
+      [](const std::string& name, const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi) {
+        TransportSetup setup;
+        setup.verbs = verbs;
+        setup.mpi_world = std::move(mpi);
+        return transport_missing(name, setup);
+      },
+      "name"_a, nb::kw_only(), "verbs"_a, "mpi"_a.none(),
+      "Why this rank lacks a transport; empty if it has it.");
   module.def(
       "transports",
       [] {

@@ -19,6 +19,15 @@ std::unique_ptr<Transport> make_verbs(const TransportSetup& setup) {
   }
   return std::make_unique<VerbsTransport>(setup.rank, setup.size, setup.token, setup.verbs);
 }
+
+std::string verbs_missing(const TransportSetup& setup) {
+  std::string refused;
+  for (const VerbsDeviceInfo& info : verbs_devices(setup.verbs)) {
+    if (info.chosen) return "";
+    refused += text(refused.empty() ? "" : "; ", info.device, ": ", info.refused);
+  }
+  return refused.empty() ? "no RDMA device" : refused;
+}
 #endif
 
 std::unique_ptr<Transport> make_mpi(const TransportSetup& setup) {
@@ -26,6 +35,10 @@ std::unique_ptr<Transport> make_mpi(const TransportSetup& setup) {
     throw Error(ErrorKind::kUnavailable, "transport \"mpi\" is for ranks that met through MPI");
   }
   return std::make_unique<MpiTransport>(setup.mpi_world, setup.mpi);
+}
+
+std::string mpi_missing(const TransportSetup& setup) {
+  return setup.mpi_world == nullptr ? "no communicator" : "";
 }
 
 std::unique_ptr<Transport> make_loopback(const TransportSetup& setup) {
@@ -39,13 +52,13 @@ std::unique_ptr<Transport> make_loopback(const TransportSetup& setup) {
 constexpr TransportRow kRows[] = {
     {"shm", make_shm},
 #ifdef PGASDL_VERBS
-    {"verbs", make_verbs, verbs_devices, verbs_inline_bytes},
+    {"verbs", make_verbs, verbs_missing, verbs_devices, verbs_inline_bytes},
 #else
-    {"verbs", nullptr, nullptr, nullptr,
-     "verbs was not built in: <infiniband/verbs.h> was missing when pgasdl was built "
-     "(Debian: apt-get install libibverbs-dev, then build again)"},
+    {.name = "verbs",
+     .left_out = "verbs was not built in: <infiniband/verbs.h> was missing when pgasdl was built "
+                 "(Debian: apt-get install libibverbs-dev, then build again)"},
 #endif
-    {"mpi", make_mpi},
+    {"mpi", make_mpi, mpi_missing},
     {"loopback", make_loopback},
 };
 
@@ -63,16 +76,10 @@ const TransportRow& transport_row(std::string_view name) {
   throw Error(ErrorKind::kUnavailable, text("no transport \"", name, "\": there are ", names));
 }
 
-std::string transport_missing(std::string_view name, const VerbsOptions& options) {
+std::string transport_missing(std::string_view name, const TransportSetup& setup) {
   try {
     const TransportRow& row = transport_row(name);
-    if (row.devices == nullptr) return "";
-    std::string refused;
-    for (const VerbsDeviceInfo& info : row.devices(options)) {
-      if (info.chosen) return "";
-      refused += text(refused.empty() ? "" : "; ", info.device, ": ", info.refused);
-    }
-    return refused.empty() ? "no RDMA device" : refused;
+    return row.missing == nullptr ? "" : row.missing(setup);
   } catch (const Error& error) {
     return error.what();
   }

@@ -19,8 +19,8 @@ namespace pgasdl {
 
 // Arguments for all transports; each takes its own.
 struct TransportSetup {
-  Rank rank;
-  Rank size;
+  Rank rank = 0;
+  Rank size = 0;
   std::string token;  // 16 bytes that only the ranks of this job know
   VerbsOptions verbs;
   MpiOptions mpi;
@@ -31,6 +31,8 @@ struct TransportSetup {
 struct TransportRow {
   std::string_view name;
   std::unique_ptr<Transport> (*make)(const TransportSetup& setup) = nullptr;  // null: left out
+  // Why this rank lacks it; empty if it has it. Null: every rank has it where it is built.
+  std::string (*missing)(const TransportSetup& setup) = nullptr;
   // Every address that the transport could use, best first; null if it needs none.
   std::vector<VerbsDeviceInfo> (*devices)(const VerbsOptions& options) = nullptr;
   std::uint32_t (*inline_bytes)(const VerbsOptions& options) = nullptr;  // largest inline request
@@ -42,7 +44,7 @@ std::span<const TransportRow> transports();
 // The row of that name. Throws kUnavailable with the reason if this build lacks it.
 const TransportRow& transport_row(std::string_view name);
 
-// Why the named transport is missing here; empty if it is available.
-std::string transport_missing(std::string_view name, const VerbsOptions& options);
+// Why this rank lacks the named transport; empty if it has it. `setup` needs no rank and no token.
+std::string transport_missing(std::string_view name, const TransportSetup& setup);
 
 }  // namespace pgasdl

@@ -22,7 +22,7 @@ from pgasdl.runtime.bootstrap.detect import detect
 from pgasdl.runtime.job import StartedJob
 from pgasdl.runtime.routes import RankInfo, require_one_selection, topology_of
 from pgasdl.topology import Launch
-from pgasdl.transports import OFFERED
+from pgasdl.transports import OF_THREADS, OFFERED, is_by_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -91,7 +91,7 @@ def init(
             f"pgasdl.loopback.run; there are {', '.join(OFFERED)}"
         )
     mpi = None
-    if comm is not None or config.transport == "mpi":
+    if comm is not None or is_by_mpi(config.transport):
         from pgasdl.runtime.mpi.meet import join
 
         joined = join(comm, config)
@@ -132,26 +132,14 @@ def start(
 ) -> Context:
     """Exchange what the ranks know, derive the topology, and make the context. Collective.
 
-    Parameters
-    ----------
-    config : Config
-        Settings of this rank.
-    launch : Launch
-        The place of this rank in the job.
-    store : Store
-        Where the ranks meet.
-    threads : LoopbackWorld, optional
-        The world that the ranks share if they are threads of this process.
-    mapped : bool, default True
-        False: threads do not map each other's memory.
-    mpi : MpiWorld, optional
-        The world that the ranks share if they came through MPI.
+    ``threads`` and ``mpi`` are the world of ranks that are threads, or that came through MPI;
+    ``mapped`` False: threads do not map each other's memory.
     """
     plugins.load(config.plan_modules or "")
     policy = load(config.policy or "")
-    asked = config.transport if threads is None else "loopback"
+    asked = config.transport if threads is None else OF_THREADS
     plans = ", ".join(plugins.names())
-    own = RankInfo.here(launch, config, asked, str(policy), plans, mpi is not None)
+    own = RankInfo.here(launch, config, asked, str(policy), plans, mpi)
     told = store.exchange("rank", own.encoded(), config.timeout)
     decoded = {words: RankInfo.decoded(words) for words in dict.fromkeys(told)}
     ranks = [decoded[words] for words in told]

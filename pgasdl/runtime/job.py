@@ -80,7 +80,7 @@ class StartedJob:
 
     def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
         """Leave the job: the context is closed."""
-        if "mpi" in self._topology.routes.names:
+        if any(row.by_mpi for row in self._topology.routes.rows):
             from pgasdl.runtime.mpi.shutdown import note_losses
 
             note_losses(context.rank, context._health())

@@ -12,7 +12,7 @@ from pgasdl import _native, numa
 from pgasdl.config import Config
 from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.topology import Launch, Routes, Topology
-from pgasdl.transports import AUTO, TRANSPORTS
+from pgasdl.transports import AUTO, TRANSPORTS, WAYS, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,12 @@ class RankInfo:
         Its ``transport`` setting.
     oversubscribed : bool
         There are more ranks on its machine than cores it may use.
-    no_verbs : str
-        Why it has no transport verbs; "" if it has.
+    missing : dict[str, str]
+        Why it lacks transports, by their names.
     policy : str
         Its policy, as text.
     plans : str
         Names of the plans that it registered from outside the package.
-    mpi : bool
-        It came through an MPI communicator.
     created : bool
         It wants windows over its own memory.
     supernode : int
@@ -46,34 +44,33 @@ class RankInfo:
     host: str
     asked: str
     oversubscribed: bool
-    no_verbs: str
+    missing: dict[str, str]
     policy: str = ""
     plans: str = ""
-    mpi: bool = False
     created: bool = False
     supernode: int = 1
     nodes: str = ""
 
     @classmethod
     def here(
-        cls, launch: Launch, config: Config, asked: str, policy: str, plans: str, mpi: bool
+        cls,
+        launch: Launch,
+        config: Config,
+        asked: str,
+        policy: str = "",
+        plans: str = "",
+        mpi: _native.MpiWorld | None = None,
     ) -> Self:
-        """Describe this rank."""
-        oversubscribed = launch.local_size > len(os.sched_getaffinity(0))
-        if asked == "verbs" or not launch.one_machine:
-            missing = _native.verbs_missing(_native.VerbsOptions(**config.verbs_options()))
-        else:
-            missing = "not looked for: all ranks are on one machine"  # opening devices takes time
-        created = config.mpi_windows == "created"
+        """Describe this rank, which came through ``mpi``, if it did."""
+        reasons = {row.name: _why_missing(row, launch, config, asked, mpi) for row in WAYS}
         return cls(
             _native.host_identity(),
             asked,
-            oversubscribed,
-            missing,
+            launch.local_size > len(os.sched_getaffinity(0)),
+            {name: why for name, why in reasons.items() if why},
             policy,
             plans,
-            mpi,
-            created,
+            config.mpi_windows == "created",
             config.supernode,
             ",".join(map(str, numa.own_nodes())),
         )
@@ -95,15 +92,28 @@ class RankInfo:
             info = cls(**json.loads(words))
         except (ValueError, TypeError, RecursionError):
             info = None
-        kinds = {"str": str, "bool": bool, "int": int}
         if info is None or not all(
-            isinstance(getattr(info, field.name), kinds[str(field.type)]) for field in fields(cls)
+            _is_a(str(field.type), getattr(info, field.name)) for field in fields(cls)
         ):
             raise MismatchError(
                 f"a rank says of itself {words[:200]!r}, which is not known here: all ranks need "
                 "the same version of pgasdl"
             )
         return info
+
+
+def _is_a(kind: str, value: object) -> bool:
+    texts = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    return kind == ("dict[str, str]" if texts else type(value).__name__)
+
+
+def _why_missing(
+    row: Transport, launch: Launch, config: Config, asked: str, mpi: _native.MpiWorld | None
+) -> str:
+    if row.devices and row.name != asked and launch.one_machine:
+        return "not looked for: all ranks are on one machine"
+    verbs = _native.VerbsOptions(**config.verbs_options())
+    return _native.transport_missing(row.name, verbs=verbs, mpi=mpi)
 
 
 def require_one_selection(rank: int, ranks: Sequence[RankInfo]) -> None:
@@ -149,31 +159,53 @@ def decide(rank: int, ranks: Sequence[RankInfo]) -> Routes:
     size = len(ranks)
     away = [other for other in range(size) if ranks[other].host != ranks[rank].host]
     one_host = len({info.host for info in ranks}) == 1
-    if asked == "verbs" or (asked == AUTO and not one_host):
-        for other, info in enumerate(ranks):
-            if info.no_verbs and asked == AUTO and all(each.mpi for each in ranks):
-                reason = f"rank {other} has no verbs: {info.no_verbs}"
-                return Routes(("mpi",) * size, f"several machines, joined through MPI; {reason}")
-            if info.no_verbs:
-                why = "asked for" if asked == "verbs" else "the ranks run on several machines"
-                raise UnavailableError(
-                    f"transport verbs ({why}) is not available on rank {other}: {info.no_verbs}; "
-                    "`pgasdl doctor` tells more"
-                )
     if asked != AUTO:
         row = TRANSPORTS[asked]
+        if lacking := _lacking(row, ranks):
+            raise _unavailable(row, "asked for", *lacking)
         if away and not row.between_hosts:
+            others = [f'"{each.name}"' for each in WAYS if each.between_hosts and not each.by_mpi]
             raise UnavailableError(
                 f"rank {rank} cannot map the memory of ranks {away}, which run on other machines "
-                f'or in other containers: transport "{asked}" serves one machine, use "verbs" or '
-                f'"{AUTO}"'
+                f'or in other containers: transport "{asked}" serves one machine, use '
+                f'{", ".join(others)} or "{AUTO}"'
             )
         return Routes((asked,) * size, "asked for" if row.processes else row.summary)
-    names = tuple("verbs" if other in away else "shm" for other in range(size))
+    near = next(row for row in WAYS if not _lacking(row, ranks))
     if size == 1:
-        return Routes(names, "the only one")
-    return Routes(
-        names, "all on this machine; no RDMA needed" if one_host else "shm inside a machine"
+        return Routes((near.name,), "the only one")
+    if one_host:
+        return Routes((near.name,) * size, "all on this machine; no RDMA needed")
+    far, passed = _between_hosts(ranks)
+    if far.by_mpi:
+        return Routes((far.name,) * size, f"several machines, joined through MPI; {passed}")
+    names = tuple(far.name if other in away else near.name for other in range(size))
+    return Routes(names, "; ".join(filter(None, (f"{near.name} inside a machine", passed))))
+
+
+def _lacking(row: Transport, ranks: Sequence[RankInfo]) -> tuple[int, str] | None:
+    """Return the first rank that lacks a transport, and why; None if all have it."""
+    lacks = ((rank, info.missing.get(row.name)) for rank, info in enumerate(ranks))
+    return next(((rank, why) for rank, why in lacks if why), None)
+
+
+def _between_hosts(ranks: Sequence[RankInfo]) -> tuple[Transport, str]:
+    """Return the best transport between machines that all ranks have, and why no better one."""
+    passed: list[tuple[Transport, int, str]] = []
+    for row in WAYS:
+        if row.between_hosts:
+            if (lacking := _lacking(row, ranks)) is None:
+                words = (f"rank {rank} has no {better.name}: {why}" for better, rank, why in passed)
+                return row, "; ".join(words)
+            passed.append((row, *lacking))
+    row, rank, why = passed[0]
+    raise _unavailable(row, "the ranks run on several machines", rank, why)
+
+
+def _unavailable(row: Transport, needed: str, rank: int, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"transport {row.name} ({needed}) is not available on rank {rank}: {why}; "
+        "`pgasdl doctor` tells more"
     )
 
 
@@ -182,19 +214,11 @@ def topology_of(
 ) -> Topology:
     """Derive the topology from what all ranks told. Raises what :func:`decide` raises.
 
-    Parameters
-    ----------
-    launch : Launch
-        The place of this rank in the job.
-    ranks : Sequence[RankInfo]
-        The words of all ranks, by rank.
-    mapped : bool
-        False: threads do not map each other's memory.
-    near : frozenset[int]
-        Ranks whose windows MPI can share with this one's.
+    ``mapped`` False: threads do not map each other's memory. ``near``: the ranks whose windows MPI
+    can share with this one's.
     """
     routes = decide(launch.rank, ranks)
-    own = routes.names[launch.rank]
+    own = TRANSPORTS[routes.names[launch.rank]]
     created = any(info.created for info in ranks)
     mine = ranks[launch.rank]
     alike = [(info.host, info.nodes) == (mine.host, mine.nodes) for info in ranks]
@@ -202,8 +226,8 @@ def topology_of(
         launch,
         tuple(info.host for info in ranks),
         routes,
-        mapped_on_host=TRANSPORTS[own].maps and mapped,
-        shared_windows=(frozenset() if created else near) if own == "mpi" else None,
+        mapped_on_host=own.maps and mapped,
+        shared_windows=(frozenset() if created else near) if own.by_mpi else None,
         oversubscribed=any(info.oversubscribed for info in ranks),
         supernode=mine.supernode,
         turn=sum(alike[: launch.rank]),

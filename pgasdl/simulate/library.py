@@ -25,6 +25,7 @@ from pgasdl.runtime.bootstrap.channel import (
 from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS, NUMBER
 from pgasdl.runtime.routes import RankInfo
 from pgasdl.topology import Launch
+from pgasdl.transports import AUTO, WAYS
 
 _MB = {
     "states": "MB: what it knows of ranks",
@@ -43,6 +44,7 @@ _NUMBERS = {
     "segment": "connections after a collective segment, handle or small allreduce",
 }
 _WIDTH = 68
+_LAUNCH = Launch("pgasdl", 0, 2, 0, 1, "sim")  # one of two machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,14 @@ def startup(rank: int, n_ranks: int, values: Iterable[Value]) -> Traffic:
 
 def transport_here(config: Config) -> str:
     """Return the transport between machines, or shm if this one has none."""
-    return "shm" if _native.verbs_missing(_verbs(config)) else "verbs"
+    here = RankInfo.here(_LAUNCH, config, AUTO)
+    ways = [row for row in WAYS if row.name not in here.missing]
+    return next((row.name for row in ways if row.between_hosts), ways[0].name)
 
 
 def values_said(transport: str, config: Config) -> list[Value]:
     """Return the values that a rank of several machines sends at start-up, if it ran here."""
-    launch = Launch("pgasdl", 0, 2, 0, 1, "sim")
-    own = RankInfo.here(launch, config, "auto", config.policy or "", "", False)
+    own = RankInfo.here(_LAUNCH, config, AUTO, config.policy or "")
     core = _native.ContextCore(
         0, 2, [transport] * 2, bytes(TOKEN_BYTES), None, verbs=_verbs(config), mpi=None,
         **config.core_options(2, oversubscribed=False),

@@ -284,7 +284,7 @@ def _verbs(name: str) -> ProbeResult:
 def _transport(name: str) -> ProbeResult:
     """Report whether this build has a transport."""
     row = TRANSPORTS[name.partition(" ")[0]]
-    if row.name == "verbs":
+    if row.devices:
         return _verbs(name)
     try:
         left_out = _load_native().transports()[row.name]

@@ -75,7 +75,7 @@ def test_the_drawing(kernel: Path) -> None:
 
 def test_turns_are_counted_by_machine_and_nodes() -> None:
     places = ["a0", "a1", "a0", "b0", "a1", "b0", "b01"]
-    ranks = [RankInfo(place[0], "verbs", False, "", nodes=",".join(place[1:])) for place in places]
+    ranks = [RankInfo(place[0], "verbs", False, {}, nodes=",".join(place[1:])) for place in places]
     turns = [
         topology_of(
             Launch("pgasdl", rank, len(ranks), 0, 1, "job"), ranks, mapped=True, near=frozenset()

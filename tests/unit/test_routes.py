@@ -11,8 +11,9 @@ from pgasdl.topology import by_machine, node_size
 from pgasdl.transports import TRANSPORTS
 
 
-def info(host: str = "a", asked: str = "auto", no_verbs: str = "") -> RankInfo:
-    return RankInfo(host, asked, False, no_verbs, "")
+def info(host: str = "a", asked: str = "auto", no_verbs: str = "", mpi: bool = False) -> RankInfo:
+    missing = {"verbs": no_verbs, "mpi": "" if mpi else "no communicator"}
+    return RankInfo(host, asked, False, {name: why for name, why in missing.items() if why})
 
 
 def test_one_machine_needs_no_rdma() -> None:
@@ -29,6 +30,15 @@ def test_machines_are_joined_by_verbs() -> None:
     assert str(decide(1, ranks)) == (
         "shm to ranks [0, 1], verbs to ranks [2, 3] (shm inside a machine)"
     )
+
+
+def test_machines_without_verbs_are_joined_by_mpi_if_all_ranks_came_through_it() -> None:
+    ranks = [info("a", mpi=True), info("b", no_verbs="no device", mpi=True)]
+    assert str(decide(0, ranks)) == (
+        "mpi to all ranks (several machines, joined through MPI; rank 1 has no verbs: no device)"
+    )
+    with pytest.raises(UnavailableError, match=r"transport verbs .*on rank 1: no device"):
+        decide(0, [info("a"), ranks[1]])
 
 
 def test_what_is_asked_for_is_used_everywhere() -> None:
@@ -70,7 +80,7 @@ def test_places_of_a_machine_become_neighbours(hosts: str, found: str) -> None:
 
 
 def test_what_ranks_tell_travels_as_words() -> None:
-    here = RankInfo("boot 1 2", "auto", True, "no libibverbs.so.1", "")
+    here = RankInfo("boot 1 2", "auto", True, {"verbs": "no libibverbs.so.1"}, "")
     assert RankInfo.decoded(here.encoded()) == here
 
 
@@ -79,7 +89,7 @@ def test_the_settings_name_the_rows_of_the_native_table() -> None:
 
 
 def test_ranks_with_different_supernodes_are_told() -> None:
-    ranks = [RankInfo("a", "auto", False, "", supernode=size) for size in (4, 4, 8)]
+    ranks = [RankInfo("a", "auto", False, {}, supernode=size) for size in (4, 4, 8)]
     with pytest.raises(MismatchError, match=r"rank 0 has supernodes of 4 ranks, rank 2 of 8"):
         require_one_selection(0, ranks)
     assert RankInfo.decoded(ranks[2].encoded()) == ranks[2]

@@ -17,6 +17,7 @@ from pgasdl.tools.bench.request import DEFAULT_SIZES, Request
 from pgasdl.tools.bench.starting import start
 from pgasdl.tools.command import Function, Group, Names, json_option
 from pgasdl.tools.sizes import ALL, parse_size, parse_sizes
+from pgasdl.transports import OF_THREADS
 
 _HELP = """\
 Measures on this machine, and prints a table: the median time of ours, the physical floor measured
@@ -143,8 +144,8 @@ def _request(
         raise ConfigError(f"{op} is measured between two ranks: -n 2")
     if op == "c10d" and importlib.util.find_spec("torch") is None:
         raise ConfigError("c10d is measured in PyTorch, which is not installed: pip install torch")
-    if op == "c10d" and transport == "loopback":
-        raise ConfigError("the ranks of torch.distributed are processes: no transport loopback")
+    if op == "c10d" and transport == OF_THREADS:
+        raise ConfigError(f"torch.distributed's ranks are processes: no transport {OF_THREADS}")
     check_rounds(repeat, seconds)
     return Request(
         op=op,

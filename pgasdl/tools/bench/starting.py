@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from pgasdl.tools.bench.request import Request
+from pgasdl.transports import OF_THREADS, is_by_mpi
 
 
 def start(request: Request, mpi: str = "any") -> int:
@@ -12,7 +13,7 @@ def start(request: Request, mpi: str = "any") -> int:
 
     With transport loopback they are threads of this process.
     """
-    if request.transport == "loopback":
+    if request.transport == OF_THREADS:
         from pgasdl import loopback
         from pgasdl.tools.bench.worker import measure
 
@@ -31,7 +32,7 @@ def start(request: Request, mpi: str = "any") -> int:
     environ.setdefault("PGASDL_LOG", "warning")  # the header says it
     sys.stdout.flush()
     program = ["-P", "-m", "pgasdl.tools.bench.worker", request.dump()]
-    if request.transport == "mpi" and request.op != "plans":  # of which several jobs follow
+    if is_by_mpi(request.transport) and request.op != "plans":  # of which several jobs follow
         from pgasdl.runtime.launch import mpiexec
 
         found = mpiexec.find_any() if mpi == "any" else mpiexec.find(mpi)

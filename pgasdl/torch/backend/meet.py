@@ -21,6 +21,7 @@ from pgasdl.group import Group
 from pgasdl.runtime import bootstrap
 from pgasdl.runtime.init import start_joined
 from pgasdl.topology import Launch
+from pgasdl.transports import is_by_mpi
 
 # Start-up's own deadlines; a whole day would hide a rank that never comes.
 MOST_SECONDS = 24 * 3600.0
@@ -129,7 +130,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> Sha
 
 
 def _started(store: Any, rank: int, size: int, config: Config) -> Context:
-    if config.transport == "mpi":
+    if is_by_mpi(config.transport):
         from pgasdl.runtime.mpi.meet import join
 
         joined = join(None, config)

@@ -150,7 +150,7 @@ class Foreign:
     """The rank. All progress happens in :meth:`turn`, which every wait calls."""
 
     def __init__(self, store: Store) -> None:
-        info = {"host": "elsewhere", "asked": "verbs", "oversubscribed": False, "no_verbs": ""}
+        info = {"host": "elsewhere", "asked": "verbs", "oversubscribed": False, "missing": {}}
         store.exchange("rank", json.dumps(info).encode())
         self.token = store.token
         self.context = Context(name=os.environ["SOFTROCE_DEVICE"])
