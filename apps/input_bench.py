@@ -4,7 +4,7 @@
     pgasdl run -n 2 apps/input_bench.py records --files 1,2,4,8 --cold --compute 20
     python apps/input_bench.py pictures --workers 0,1,2 --compute 100
 
-``records`` are of one size, in striped files, each in a folder of its own: the prefetcher and the
+``records`` are of one size, in NumPy's files, each in a folder of its own: the prefetcher and the
 DataLoader, beside a copy of a batch between warm buffers and a sequential read of as many bytes,
 than which no reader can be faster. ``pictures`` are JPEGs in tars that Pillow decodes and scales:
 the Loader with threads or processes, the DataLoader over the same files in a folder, webdataset,
@@ -58,7 +58,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--records", type=int, default=4000)
     add("--side", type=int, default=224, help="pixels; an image has three channels of bytes")
     add("--files", type=numbers, default=[4], help="and folders")
-    add("--stripe", type=int, default=16, help="records in a row in one file")
     add("--batch", type=numbers, default=[16, 32, 64], help="records of a rank's batch")
     add("--batches", type=int, default=60, help="of one measurement")
     add = kinds.add_parser("pictures", parents=[common]).add_argument
@@ -101,23 +100,16 @@ class Bench:
         )
 
     def records(self) -> dict[str, Any]:
-        """Measure readers of striped files, for each number of files."""
+        """Measure readers of records of one size, for each number of files."""
         from bench.input import fixed
 
         given, rows = self.given, []
         for files in given.files:
-            index = self.folder / f"images-{files}.json"
+            paths = fixed.paths(self.folder, files)
             if self.ctx.rank == 0:
-                fixed.written(
-                    self.folder,
-                    records=given.records,
-                    side=given.side,
-                    files=files,
-                    stripe=given.stripe,
-                )
+                fixed.write(paths, records=given.records, side=given.side)
             self.ctx.barrier(timeout=600)
-            readers = partial(fixed.readers, self.ctx, index)
-            found = self.measured(readers, fixed.paths_of(index))
+            found = self.measured(partial(fixed.readers, self.ctx, paths), paths)
             self.say(f"files      {files}, each in a folder of its own\n{table(found)}")
             rows += [{"files": files, **row} for row in found]
         return {"rows": rows}

@@ -13,25 +13,25 @@ job share (:class:`Records`); what decodes a record is a function of yours::
             for batch in loader:
                 images = torch.from_numpy(batch["image"])
 
-Records of one size, in files that a :class:`StripedWriter` made, are read into their places::
+Records of one size lie in NumPy's files, in as many folders as there are disks, and are read into
+their places::
 
-    files = StripedFiles("images.json")
-    batches = Batches(len(files), 256, rank=ctx.rank, size=ctx.size)
-    with Prefetcher(files, batches.iterations(done, total)) as prefetcher:
+    np.save("/disk0/images.npy", array)  # with named fields, or without
+    records = Records(["/disk0/images.npy", "/disk1/images.npy"])
+    batches = Batches(len(records), 256, rank=ctx.rank, size=ctx.size)
+    with Prefetcher(records, batches.iterations(done, total)) as prefetcher:
         for batch in prefetcher:
             images = torch.from_numpy(batch["image"])
 
-PyTorch's DataLoader takes the same files and batches::
+PyTorch's DataLoader takes the same records and batches::
 
-    DataLoader(files, sampler=batches.iterations(done, total), batch_size=None, num_workers=2)
+    DataLoader(records, sampler=batches.iterations(done, total), batch_size=None, num_workers=2)
 """
 
 from pgasdl.input.batches import Batches, Iterations
 from pgasdl.input.loader import Loader
 from pgasdl.input.prefetcher import Prefetcher
-from pgasdl.input.reader import StripedFiles
 from pgasdl.input.records import Records
-from pgasdl.input.writer import StripedWriter
 
 __all__ = [
     "Batches",
@@ -39,6 +39,4 @@ __all__ = [
     "Loader",
     "Prefetcher",
     "Records",
-    "StripedFiles",
-    "StripedWriter",
 ]

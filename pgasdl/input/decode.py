@@ -38,9 +38,11 @@ class Encoded(Protocol):
 
 
 class Fixed(Protocol):
-    """Records with the same fields of the same size, as :class:`StripedFiles` has them."""
+    """Records with the same fields of the same size, as NumPy's files have them."""
 
-    dtype: np.dtype[Any]
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The fields of a record."""
 
     def read(self, rows: Rows, out: Out, /) -> None:
         """Read records into arrays that have the record as first axis."""
@@ -48,8 +50,6 @@ class Fixed(Protocol):
 
 class Source(Protocol):
     """What a prefetcher reads: batches whose content may depend on the iteration."""
-
-    dtype: np.dtype[Any]
 
     def read(self, rows: Rows, out: Out, iteration: int) -> int:
         """Read records of an iteration into arrays that have the record as first axis.
@@ -66,7 +66,6 @@ class Plain:
 
     def __init__(self, records: Fixed) -> None:
         self._records = records
-        self.dtype = records.dtype
 
     def read(self, rows: Rows, out: Out, iteration: int) -> int:
         """Read records, the same in every iteration."""

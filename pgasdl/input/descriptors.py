@@ -6,13 +6,10 @@ import errno
 import os
 import stat
 import threading
-import zlib
 from collections import OrderedDict
 
 from pgasdl.errors import DataError
 from pgasdl.trust import who_else_wrote
-
-_CHUNK = 1 << 20  # bytes
 
 
 class Descriptor:
@@ -36,30 +33,14 @@ class Descriptor:
         """The file's size now."""
         return os.fstat(self.number).st_size
 
-    def fill(self, offset: int, *parts: memoryview) -> bool:
-        """Read until all parts, one after another, are full; False: the file ended before."""
-        views = list(parts)
-        while views:
-            n_read = os.preadv(self.number, views, offset)
-            offset += n_read
-            while views and n_read >= len(views[0]):
-                n_read -= len(views.pop(0))
-            if not views:
-                return True
+    def fill(self, offset: int, out: memoryview) -> bool:
+        """Read until ``out`` is full; False: the file ended before."""
+        while len(out) > (n_read := os.preadv(self.number, [out], offset)):
             if n_read == 0:
                 return False
-            views[0] = views[0][n_read:]
+            offset += n_read
+            out = out[n_read:]
         return True
-
-    def crc32(self, start: int, end: int) -> int | None:
-        """Return the CRC-32 of a range; None: the file ended before."""
-        crc, chunk = 0, memoryview(bytearray(min(_CHUNK, end - start)))
-        for offset in range(start, end, _CHUNK):
-            part = chunk[: end - offset]
-            if not self.fill(offset, part):
-                return None
-            crc = zlib.crc32(part, crc)
-        return crc
 
     def announce(self, offset: int, nbytes: int) -> None:
         """Let the kernel read a range ahead."""

@@ -53,7 +53,7 @@ class Loader:
 
     Parameters
     ----------
-    records : Records or StripedFiles
+    records : Records
         Open until the loader is closed.
     batch : int
         Records of a batch of all ranks, at least one for each.

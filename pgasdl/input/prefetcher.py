@@ -18,7 +18,6 @@ from pgasdl.buffers import aligned, memory_of
 from pgasdl.errors import BufferRefused, ClosedError, Timeout
 from pgasdl.input.batches import Iterations, Rows
 from pgasdl.input.decode import Decoded, Fixed, Plain, Source
-from pgasdl.input.reader import fields
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,7 +32,7 @@ class Prefetcher:
 
     Parameters
     ----------
-    files : StripedFiles, Decoded, or others with ``dtype`` and ``read(rows, out)``
+    files : Records of NumPy's files, or others with ``dtype`` and ``read(rows, out)``
         Open until the prefetcher is closed. If they have ``announce(rows)``, they are told which
         records come soon.
     iterations : Iterations
@@ -52,7 +51,7 @@ class Prefetcher:
     Raises
     ------
     ValueError
-        ``depth`` below 2.
+        ``depth`` below 2, or records that have to be decoded.
     BufferRefused
         ``memory`` is too small, strided or read-only.
 
@@ -76,7 +75,7 @@ class Prefetcher:
         ahead = 2 * depth if ahead is None else ahead
         source: Source = files if isinstance(files, Decoded) else Plain(files)
         nbytes = self.nbytes(files, iterations, depth)
-        self._slot = _Slot(fields(files.dtype), iterations.batches.largest)
+        self._slot = _Slot(files.dtype, iterations.batches.largest)
         self._timeout = timeout
         whole = np.zeros(nbytes, np.uint8) if memory is None else bytes_of(memory, nbytes)
         size = self._slot.nbytes
@@ -101,7 +100,7 @@ class Prefetcher:
         """Return the bytes that ``depth`` buffers take."""
         if depth < 2:
             raise ValueError(f"depth {depth}: at least 2, one in use and one being filled")
-        return depth * _Slot(fields(files.dtype), iterations.batches.largest).nbytes
+        return depth * _Slot(files.dtype, iterations.batches.largest).nbytes
 
     def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
         return self
@@ -198,11 +197,14 @@ class _Shared:
 class _Slot:
     """Where the fields of a batch lie in a buffer."""
 
-    def __init__(self, dtypes: dict[str, np.dtype[Any]], n_rows: int) -> None:
+    def __init__(self, record: np.dtype[Any] | None, n_rows: int) -> None:
+        if record is None:
+            raise ValueError("these records have to be decoded: pass them to a Loader")
         self.n_rows = n_rows
         self._places: list[tuple[str, int, np.dtype[Any]]] = []
         self.nbytes = 0
-        for name, dtype in dtypes.items():
+        for name in record.names or ():
+            dtype = record[name]
             self._places.append((name, self.nbytes, dtype))
             self.nbytes += aligned(n_rows * dtype.itemsize)
 

@@ -7,7 +7,7 @@ import json
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.files import File, Files
 from pgasdl.input.first_records import FirstRecords
 from pgasdl.input.formats import FORMATS, Format, Table, format_of
+from pgasdl.input.formats.arrays import Arrays
 from pgasdl.input.formats.tar import Tar
 from pgasdl.input.index import packed, unpacked
 from pgasdl.input.levels import BLOCK, BytesRead, Levels
@@ -41,6 +42,9 @@ class Records:
     and ``"__key__"``; of a file in a folder the same, and its folder's number as ``"cls"``; of a
     row in Parquet files its columns; of NumPy's arrays their elements. What decodes them is a
     function of the user (:class:`Loader`).
+
+    Records of NumPy's arrays have one size and need no function: ``records[rows]`` is a batch, a
+    dict of arrays with the record as first axis, and :meth:`read` fills arrays that are there.
 
     Bytes are read in blocks of 4 MiB by three levels: the memory of the job's ranks, a folder on
     a local disk, and storage. A block is loaded by one rank, and read from its memory by the
@@ -132,8 +136,8 @@ class Records:
     def __len__(self) -> int:
         return len(self._form)
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return a record.
+    def __getitem__(self, row: Any) -> dict[str, Any]:
+        """Return a record; of NumPy's files several, by their numbers.
 
         Raises
         ------
@@ -142,11 +146,46 @@ class Records:
         DataError
             It is damaged, or storage fails; names file and offset.
         """
-        number = operator.index(row)
+        try:
+            number = operator.index(row)
+        except TypeError:
+            if isinstance(self._whole, Arrays):
+                return self._whole.batch(row, self._levels.fill)
+            raise
         form = self._having(number + 1)
         if not 0 <= number < len(form):
             raise IndexError(f"record {number}: there are {len(self)}, from 0")
         return form.record(number, self._levels.read)
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The fields of each record of NumPy's files; None: they have to be decoded."""
+        return self._whole.dtype if isinstance(self._whole, Arrays) else None
+
+    def read(self, rows: npt.ArrayLike, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Read records of NumPy's files into given memory.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            The records, 0 <= each < ``len(records)``; repeated ones are fine.
+        out : dict[str, array]
+            An array for each field of ``dtype``, with the record as first axis.
+
+        Raises
+        ------
+        IndexError
+            There is no record of this number.
+        TypeError
+            The format has records that must be decoded, or ``rows`` are no numbers.
+        ValueError
+            An array does not fit.
+        DataError
+            A file was cut or changed, or storage fails.
+        """
+        if not isinstance(self._whole, Arrays):
+            raise TypeError(f"records of format {self.format} have to be decoded: use a Loader")
+        self._whole.fill(rows, out, self._levels.fill)
 
     def reaches(self, count: int) -> bool:
         """Whether there are so many records.

@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable
 
-TARGETS = ("client", "frames", "policy", "settings", "store", "stripes", "words")
+TARGETS = ("client", "frames", "policy", "settings", "store", "words")
 
 
 class Input:

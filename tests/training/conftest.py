@@ -13,7 +13,7 @@ from support import forking
 from support.forking import Zygote
 from support.places import APPS
 
-from pgasdl.input import StripedFiles
+from pgasdl.input import Records
 
 sys.path.append(str(APPS))
 
@@ -38,12 +38,12 @@ def forked() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Iterator[StripedFiles]:
+def data(tmp_path: Path) -> Iterator[Records]:
     """43 records in three files."""
-    from input_tools import striped
+    from input_tools import records, saved
 
-    with StripedFiles(striped(tmp_path, 43)) as files:
-        yield files
+    with Records(saved(tmp_path, records(43))) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

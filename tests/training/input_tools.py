@@ -1,4 +1,4 @@
-"""Records for tests of ``pgasdl.input``: in striped files, and of any size."""
+"""Records for tests of ``pgasdl.input``: of one size in NumPy's files, and of any size."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pgasdl.input import StripedWriter
 
 RECORD = np.dtype([("image", "u1", (3, 5, 5)), ("label", "<i8")])
 
@@ -18,12 +16,13 @@ def records(count: int, dtype: np.dtype[Any] = RECORD) -> np.ndarray:
     return np.frombuffer(data, dtype)
 
 
-def striped(
-    folder: Path, count: int, *, n_files: int = 3, stripe: int = 2, name: str = "set.json"
-) -> Path:
-    with StripedWriter(folder / name, RECORD, files=n_files, stripe=stripe) as writer:
-        writer.append(records(count))
-    return folder / name
+def saved(folder: Path, array: np.ndarray, n_files: int = 3) -> list[Path]:
+    """Files of NumPy's, each in a folder of its own, that have an array's elements in turn."""
+    paths = [folder / str(number) / "set.npy" for number in range(n_files)]
+    for path, part in zip(paths, np.array_split(array, n_files), strict=True):
+        path.parent.mkdir()
+        np.save(path, part)
+    return paths
 
 
 def right(batch: dict[str, np.ndarray], rows: Any) -> None:

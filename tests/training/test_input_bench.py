@@ -142,7 +142,7 @@ def test_pictures(tmp_path: Path) -> None:
         ("", "required"),
         ("letters", "invalid choice"),
         ("records --files 1,100", "one batch in every file"),
-        ("pictures --stripe 3", "unrecognized"),
+        ("pictures --files 3", "unrecognized"),
     ],
 )
 def test_refused(capsys: pytest.CaptureFixture[str], arguments: str, word: str) -> None:

@@ -23,7 +23,6 @@ from support.starting import finished
 
 from pgasdl import ClosedError, DataError
 from pgasdl.input.decode import Decoded
-from pgasdl.input.reader import fields
 
 WAYS = [(0, False), (1, False), (3, False), (2, True)]
 
@@ -44,8 +43,8 @@ def _nothing_stays() -> Iterator[None]:
 
 def buffers(source: Decoded, count: int) -> dict[str, np.ndarray]:
     return {
-        name: np.full((count, *field.shape), 99, field.base)
-        for name, field in fields(source.dtype).items()
+        name: np.full((count, *source.dtype[name].shape), 99, source.dtype[name].base)
+        for name in source.dtype.names or ()
     }
 
 

@@ -19,7 +19,7 @@ from input_tools import Encoded, decode, decoded, right, same
 from support.patience import until
 
 from pgasdl import BufferRefused, ClosedError, Context, DataError, Timeout, loopback
-from pgasdl.input import Batches, StripedFiles
+from pgasdl.input import Batches, Records
 from pgasdl.input.loader import Loader
 
 
@@ -219,7 +219,7 @@ def test_batches_lie_in_a_segment() -> None:
     loopback.run(2, program)
 
 
-def test_records_that_need_no_decoding(data: StripedFiles) -> None:
+def test_records_that_need_no_decoding(data: Records) -> None:
     memory = np.zeros(4096, np.uint8)
     with Loader(data, 10, group=group(1, 2), memory=memory) as loader:
         plain = Batches(43, 10, rank=1, size=2)

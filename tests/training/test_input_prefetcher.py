@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from input_tools import RECORD, records, right, striped
+from input_tools import RECORD, Encoded, records, right, saved
 from support.patience import until
 
 from pgasdl import (
@@ -24,7 +24,7 @@ from pgasdl import (
     Timeout,
     loopback,
 )
-from pgasdl.input import Batches, Prefetcher, StripedFiles, StripedWriter
+from pgasdl.input import Batches, Prefetcher, Records
 from pgasdl.input.descriptors import Descriptor
 
 
@@ -34,7 +34,7 @@ def prefetchers() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("depth", [2, 3, 9])
 @pytest.mark.parametrize(("size", "batch"), [(1, 10), (3, 10), (2, 4)])
-def test_every_batch_in_order(data: StripedFiles, size: int, batch: int, depth: int) -> None:
+def test_every_batch_in_order(data: Records, size: int, batch: int, depth: int) -> None:
     for rank in range(size):
         iterations = Batches(43, batch, rank=rank, size=size).iterations(2, 30)
         with Prefetcher(data, iterations, depth=depth) as prefetcher:
@@ -48,12 +48,12 @@ def test_every_batch_in_order(data: StripedFiles, size: int, batch: int, depth: 
     assert not prefetchers()
 
 
-def test_no_iteration(data: StripedFiles) -> None:
+def test_no_iteration(data: Records) -> None:
     with Prefetcher(data, Batches(43, 10).iterations(3, 3)) as prefetcher:
         assert list(prefetcher) == []
 
 
-def test_a_batch_that_is_in_use_is_not_overwritten(data: StripedFiles) -> None:
+def test_a_batch_that_is_in_use_is_not_overwritten(data: Records) -> None:
     """Whatever refers to it: an array, a view of a view, one field of it."""
     iterations = Batches(43, 10).iterations(0, 40)
     chance = random.Random(1)
@@ -76,7 +76,7 @@ def test_a_batch_that_is_in_use_is_not_overwritten(data: StripedFiles) -> None:
         assert np.array_equal(view, copy)
 
 
-def test_tensors_keep_a_batch(data: StripedFiles) -> None:
+def test_tensors_keep_a_batch(data: Records) -> None:
     torch = pytest.importorskip("torch")
     iterations = Batches(43, 10).iterations(0, 4)
     with Prefetcher(data, iterations, depth=2, timeout=0.2) as prefetcher:
@@ -94,18 +94,16 @@ def test_tensors_keep_a_batch(data: StripedFiles) -> None:
         del batch
 
 
-def test_it_reads_ahead_and_not_too_far(
-    data: StripedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_reads_ahead_and_not_too_far(data: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     n_read = 0
-    read = StripedFiles.read
+    read = Records.read
 
     def counted(self: Any, rows: Any, out: Any) -> None:
         nonlocal n_read
         read(self, rows, out)
         n_read += 1
 
-    monkeypatch.setattr(StripedFiles, "read", counted)
+    monkeypatch.setattr(Records, "read", counted)
     with Prefetcher(data, Batches(43, 10).iterations(0, 30), depth=4) as prefetcher:
         assert until(lambda: n_read == 4)
         batch = next(prefetcher)
@@ -118,10 +116,9 @@ def test_it_reads_ahead_and_not_too_far(
 
 
 def test_what_the_reader_meets_is_raised(tmp_path: Path) -> None:
-    index = striped(tmp_path, 43, n_files=2)
-    with StripedFiles(index) as files:
-        path = tmp_path / "set-001.npy"
-        path.write_bytes(path.read_bytes()[: -10 * RECORD.itemsize])
+    paths = saved(tmp_path, records(43), n_files=2)
+    with Records(paths) as files:
+        paths[1].write_bytes(paths[1].read_bytes()[: -10 * RECORD.itemsize])
         iterations = Batches(43, 10, seed=None).iterations(0, 4)
         with Prefetcher(files, iterations) as prefetcher:
             right(next(prefetcher), range(10))
@@ -134,15 +131,15 @@ def test_what_the_reader_meets_is_raised(tmp_path: Path) -> None:
     assert not prefetchers()
 
 
-def test_a_read_that_takes_long(data: StripedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_takes_long(data: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
     fill = Descriptor.fill
 
-    n_records = 0
+    n_reads = 0
 
     def late(*arguments: Any) -> bool:
-        nonlocal n_records
-        n_records += 1
+        nonlocal n_reads
+        n_reads += 1
         held.wait(20)
         return fill(*arguments)
 
@@ -155,11 +152,11 @@ def test_a_read_that_takes_long(data: StripedFiles, monkeypatch: pytest.MonkeyPa
         prefetcher.close()
     held.set()
     assert until(lambda: not prefetchers())
-    assert n_records == 10  # the batch that was begun
+    assert n_reads == 10  # the batch that was begun
     prefetcher.close()
 
 
-def test_the_thread_ends_with_the_prefetcher(data: StripedFiles) -> None:
+def test_the_thread_ends_with_the_prefetcher(data: Records) -> None:
     iterations = Batches(43, 10).iterations(0, 1000)
     prefetcher = Prefetcher(data, iterations)
     batch = next(prefetcher)
@@ -174,7 +171,7 @@ def test_the_thread_ends_with_the_prefetcher(data: StripedFiles) -> None:
     assert not prefetchers()
 
 
-def test_memory_that_is_refused(data: StripedFiles) -> None:
+def test_memory_that_is_refused(data: Records) -> None:
     iterations = Batches(43, 10).iterations(0, 3)
     needed = Prefetcher.nbytes(data, iterations, 3)
     readonly = np.zeros(needed, np.uint8)
@@ -184,12 +181,14 @@ def test_memory_that_is_refused(data: StripedFiles) -> None:
             Prefetcher(data, iterations, memory=memory)
     with pytest.raises(ValueError, match="depth 1"):
         Prefetcher(data, iterations, depth=1)
+    with pytest.raises(ValueError, match="have to be decoded: pass them to a Loader"):
+        Prefetcher(Encoded(43), iterations)  # type: ignore[arg-type]
     memory = np.zeros(needed // 8 + 1, np.int64)
     with Prefetcher(data, iterations, memory=memory) as prefetcher:
         assert all(np.shares_memory(batch["image"], memory) for batch in prefetcher)
 
 
-def test_batches_lie_in_a_segment_where_peers_read_them(data: StripedFiles) -> None:
+def test_batches_lie_in_a_segment_where_peers_read_them(data: Records) -> None:
     def program(ctx: Context) -> None:
         batches = Batches(43, 10, rank=ctx.rank, size=ctx.size)
         iterations = batches.iterations(0, 6)
@@ -217,11 +216,13 @@ def test_batches_lie_in_a_segment_where_peers_read_them(data: StripedFiles) -> N
     loopback.run(2, program)
 
 
-def trained(ctx: Context, index: Path, first: int, last: int, weights: np.ndarray) -> np.ndarray:
-    """Linear regression on striped data: the global batch's mean gradient, from ``weights`` on."""
+def trained(
+    ctx: Context, paths: list[Path], first: int, last: int, weights: np.ndarray
+) -> np.ndarray:
+    """Linear regression on data in files: the global batch's mean gradient, from ``weights``."""
     batch, weights = 7, weights.copy()
     exchange = GradientExchange(ctx, [((5,), np.float64)])
-    with StripedFiles(index) as files:
+    with Records(paths) as files:
         batches = Batches(len(files), batch, rank=ctx.rank, size=ctx.size, seed=2)
         with Prefetcher(files, batches.iterations(first, last)) as prefetcher:
             for part in prefetcher:
@@ -235,17 +236,15 @@ def trained(ctx: Context, index: Path, first: int, last: int, weights: np.ndarra
 
 
 @pytest.fixture
-def regression(tmp_path: Path) -> Path:
+def regression(tmp_path: Path) -> list[Path]:
     chance = np.random.default_rng(1)
     x = chance.standard_normal((40, 5))
-    index = tmp_path / "regression.json"
-    dtype = [("x", "<f8", (5,)), ("y", "<f8")]
-    with StripedWriter(index, dtype, files=3, stripe=4) as writer:
-        writer.append({"x": x, "y": x @ [1, -2, 3, -4, 5]})
-    return index
+    array = np.empty(40, [("x", "<f8", (5,)), ("y", "<f8")])
+    array["x"], array["y"] = x, x @ [1, -2, 3, -4, 5]
+    return saved(tmp_path, array)
 
 
-def test_training_of_one_process(regression: Path) -> None:
+def test_training_of_one_process(regression: list[Path]) -> None:
     start = np.zeros(5)
     [alone] = loopback.run(1, lambda ctx: trained(ctx, regression, 0, 60, start))
     assert np.allclose(alone, [1, -2, 3, -4, 5], atol=0.5)

@@ -18,6 +18,7 @@ import pytest
 from format_tools import tar_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from input_tools import records, saved
 from support.patience import took
 from tiers import full
 
@@ -99,9 +100,70 @@ def test_numpys_files(tmp_path: Path) -> None:
     (tmp_path / "d.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
     with pytest.raises(DataError, match=r"d\.npy has \d+ bytes; 4 records"):
         Records(tmp_path / "d.npy")
-    np.save(tmp_path / "e.npy", np.array([None]), allow_pickle=True)
-    with pytest.raises(DataError, match="plain numbers"):
-        Records(tmp_path / "e.npy")
+    for wrong in (np.array([None]), np.zeros((3, 0)), np.float64(1)):
+        np.save(tmp_path / "e.npy", wrong, allow_pickle=True)
+        with pytest.raises(DataError, match="plain numbers"):
+            Records(tmp_path / "e.npy")
+
+
+@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize("n_files", [1, 3])
+@pytest.mark.parametrize("dtype", ["f4", ("u1", (2, 3)), ([("x", "u1"), ("y", "<i8", 2)], (2,))])
+def test_batches_of_numpys_files(
+    tmp_path: Path, dtype: Any, n_files: int, above: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, read alone and in rows; from the files and through memory and disk."""
+    monkeypatch.setattr("pgasdl.input.formats.arrays._PIECE", 150)
+    given = records(50, np.dtype(dtype))
+    fields = {"array": given} if given.dtype.names is None else {n: given[n] for n in "xy"}
+    levels: dict[str, Any] = {"local": tmp_path / "cache", "memory": BLOCK} if above else {}
+    chance = np.random.default_rng(0)
+    with Records(saved(tmp_path, given, n_files), **levels) as found:
+        assert found.dtype is not None and found.dtype.names == tuple(fields)
+        for rows in (range(50), [], [7], [3, 3, 2, 1], chance.integers(0, 50, 99), [48, 49, 0, 1]):
+            batch = found[rows]
+            out = {name: np.empty_like(array) for name, array in batch.items()}
+            found.read(rows, out)
+            for name, array in fields.items():
+                for each in (batch[name], out[name]):
+                    assert each.dtype == array.dtype
+                    assert each.tobytes() == array[list(rows)].tobytes()
+
+
+def test_batches_that_are_refused(tmp_path: Path, tars: Path) -> None:
+    with Records(saved(tmp_path, records(5))) as found:
+        for wrong in (5, -1):
+            with pytest.raises(IndexError, match=f"record {wrong}: there are 5"):
+                found[[0, wrong]]
+        mask = np.arange(5) % 2 == 1
+        for rows in (mask, [0.5], [[1]], slice(2), "1"):
+            with pytest.raises(TypeError, match="wanted the numbers of records"):
+                found[rows]
+        good = found[np.flatnonzero(mask)]
+        for name, array in (
+            ("image", np.empty((3, 3, 5, 5), np.uint8)),
+            ("label", np.empty(2, np.int32)),
+            ("label", np.broadcast_to(np.int64(1), 2)),
+        ):
+            with pytest.raises(ValueError, match=rf"{name}: |read-only"):
+                found.read([1, 3], {**good, name: array})
+    with Records(tars) as found:
+        assert found.dtype is None
+        with pytest.raises(TypeError):
+            found[[1]]
+        with pytest.raises(TypeError, match="format tar have to be decoded"):
+            found.read([1], {})
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_dataloader_takes_records_of_one_size(data: Records, n_workers: int) -> None:
+    torch = pytest.importorskip("torch")
+    iterations = Batches(43, 10, rank=1, size=3).iterations(3, 9)
+    for options in ({"sampler": iterations, "batch_size": None}, {"batch_sampler": iterations}):
+        loader = torch.utils.data.DataLoader(data, num_workers=n_workers, **options)
+        for rows, batch in zip(iterations, loader, strict=True):
+            for name, tensor in batch.items():
+                assert np.array_equal(tensor.numpy(), records(43)[name][rows])
 
 
 def test_memory_and_disk(tars: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ NAMES = {
     ),
     "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
-    "pgasdl.input": "Batches Iterations Loader Prefetcher Records StripedFiles StripedWriter",
+    "pgasdl.input": "Batches Iterations Loader Prefetcher Records",
     "pgasdl.jobs": "Client TrainingJob connect",
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (

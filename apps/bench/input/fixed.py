@@ -1,4 +1,4 @@
-"""Records of one size in striped files: ours, PyTorch's DataLoader, and two lower limits."""
+"""Records of one size in NumPy's files: ours, PyTorch's DataLoader, and two lower limits."""
 
 from __future__ import annotations
 
@@ -14,41 +14,36 @@ from torch.utils.data import DataLoader
 
 import pgasdl
 from bench.input.measure import Batch, Reader
-from pgasdl.input import Iterations, Prefetcher, StripedFiles, StripedWriter
+from pgasdl.input import Iterations, Prefetcher, Records
 
 
-def written(folder: Path, *, records: int, side: int, files: int, stripe: int) -> Path:
-    """Write random images, each file into a folder of its own; a label is the record's number."""
-    index = folder / f"images-{files}.json"
-    paths = [f"{files}-{number}/images.npy" for number in range(files)]
-    for path in paths:
-        (folder / path).parent.mkdir()
-    dtype = [("image", "u1", (3, side, side)), ("label", "i8")]
+def paths(folder: Path, files: int) -> list[Path]:
+    """Return the files of a set, each in a folder of its own."""
+    return [folder / f"{files}-{number}/images.npy" for number in range(files)]
+
+
+def write(paths: Sequence[Path], *, records: int, side: int) -> None:
+    """Write random images; a label is the record's number."""
     chance = np.random.default_rng(0)
-    with StripedWriter(index, dtype, files=paths, stripe=stripe) as writer:
-        for first in range(0, records, 64):
-            labels = np.arange(first, min(first + 64, records))
-            shape = (len(labels), 3, side, side)
-            writer.append({"image": chance.integers(0, 256, shape, np.uint8), "label": labels})
-    return index
-
-
-def paths_of(index: Path) -> list[Path]:
-    """Return the files of a set."""
-    return sorted(index.parent.glob(f"{index.stem.rpartition('-')[2]}-*/images.npy"))
+    for path, rows in zip(paths, np.array_split(np.arange(records), len(paths)), strict=True):
+        path.parent.mkdir()
+        array = np.empty(len(rows), [("image", "u1", (3, side, side)), ("label", "i8")])
+        array["image"] = chance.integers(0, 256, (len(rows), 3, side, side), np.uint8)
+        array["label"] = rows
+        np.save(path, array)
 
 
 def readers(
-    ctx: pgasdl.Context, index: Path, iterations: Iterations, workers: Sequence[int]
+    ctx: pgasdl.Context, paths: Sequence[Path], iterations: Iterations, workers: Sequence[int]
 ) -> list[Reader]:
     """Return the rows, ours first."""
-    files = StripedFiles(index)
+    files = Records(paths)
     segment = ctx.segment(Prefetcher.nbytes(files, iterations))
     found = [
         Reader("Prefetcher", partial(_prefetcher, files, iterations, None)),
         Reader("Prefetcher, segment", partial(_prefetcher, files, iterations, segment)),
         Reader("memcpy", partial(_memcpy, files, iterations), ordered=False),
-        Reader("sequential read", partial(_sequential, files, iterations, index), ordered=False),
+        Reader("sequential read", partial(_sequential, paths, iterations), ordered=False),
     ]
     for n in workers:
         whole = {"sampler": iterations, "batch_size": None, "num_workers": n}
@@ -60,13 +55,13 @@ def readers(
     return found
 
 
-def _prefetcher(files: StripedFiles, iterations: Iterations, memory: Any) -> Iterator[Batch]:
+def _prefetcher(files: Records, iterations: Iterations, memory: Any) -> Iterator[Batch]:
     with Prefetcher(files, iterations, memory=memory) as ahead:
         for batch in ahead:
             yield {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
-def _memcpy(files: StripedFiles, iterations: Iterations) -> Iterator[Batch]:
+def _memcpy(files: Records, iterations: Iterations) -> Iterator[Batch]:
     """The same batch, copied each time."""
     source = files[iterations.batches.rows(0)]
     target = {name: array.copy() for name, array in source.items()}
@@ -76,15 +71,16 @@ def _memcpy(files: StripedFiles, iterations: Iterations) -> Iterator[Batch]:
         yield target
 
 
-def _sequential(files: StripedFiles, iterations: Iterations, index: Path) -> Iterator[Batch]:
+def _sequential(paths: Sequence[Path], iterations: Iterations) -> Iterator[Batch]:
     """As many bytes as a batch has, one after another, file after file."""
-    buffer = np.zeros(iterations.batches.largest * files.dtype.itemsize, np.uint8)
-    for path in cycle(paths_of(index)):
+    record = np.load(paths[0], mmap_mode="r").itemsize
+    buffer = np.zeros(iterations.batches.largest * record, np.uint8)
+    for path in cycle(paths):
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer.data) == buffer.nbytes:
                 yield {"image": buffer}
 
 
-def _dataloader(files: StripedFiles, options: dict[str, Any]) -> Iterator[Batch]:
+def _dataloader(files: Records, options: dict[str, Any]) -> Iterator[Batch]:
     """Whole batches, read by ``files[rows]``, or records by ``files[i]``, which it collates."""
     yield from DataLoader(files, **options)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pgasdl.errors import DataError
 from pgasdl.input.files import Files
 from pgasdl.input.formats.window import Numbers, Read, Table
 
 _LONGEST_HEADER = 1 << 16  # bytes
+_PIECE = 256 << 10  # bytes that are read at a time: they stay in the core's cache
+Array = npt.NDArray[Any]
 _VERSIONS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -23,13 +26,18 @@ class Arrays:
     """Arrays in ``.npy`` files, one after another; all have the same dtype and shape of a record.
 
     A record of an array without named fields is ``{"array": ...}``.
+
+    Attributes
+    ----------
+    dtype : dtype
+        The fields of a record.
     """
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:
-        self._starts, counts, elements = [], [], []
+        starts, counts, elements = [], [], []
         for number, table in enumerate(tables):
             header = table["header"].tobytes()
-            self._starts.append(int(files.starts[number]) + len(header))
+            starts.append(int(files.starts[number]) + len(header))
             count, element, _ = _parsed(header)
             counts.append(count)
             elements.append(element)
@@ -37,8 +45,11 @@ class Arrays:
                 raise DataError(
                     f"{files[number].url} has records of {element}, {files[0].url} of {elements[0]}"
                 )
+        self._starts = np.array(starts, np.int64)
         self._rows = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         self._element = elements[0]
+        empty = self._fields(self._elements(bytearray()))
+        self.dtype = np.dtype([(name, a.dtype, a.shape[1:]) for name, a in empty.items()])
 
     @staticmethod
     def scan(files: Files, number: int, read: Read) -> Table:
@@ -61,23 +72,80 @@ class Arrays:
         """Return where a record lies."""
         number = int(np.searchsorted(self._rows, row, "right")) - 1
         nbytes = self._element.itemsize
-        return [(self._starts[number] + (row - int(self._rows[number])) * nbytes, nbytes)]
+        return [(int(self._starts[number] + (row - self._rows[number]) * nbytes), nbytes)]
 
     def bounds(self) -> tuple[Numbers, Numbers]:
         """Return where each record lies."""
         nbytes = self._element.itemsize
         counts = np.diff(self._rows)
-        begins = np.repeat(np.array(self._starts) - self._rows[:-1] * nbytes, counts)
+        begins = np.repeat(self._starts - self._rows[:-1] * nbytes, counts)
         return begins + np.arange(len(self)) * nbytes, np.full(len(self), nbytes)
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a record's fields."""
         (where,) = self.ranges(row)
-        dtype = self._element.base
-        array = np.frombuffer(read(*where), dtype).reshape(self._element.shape)
-        if dtype.names is None:
-            return {"array": array}
-        return {name: array[name] for name in dtype.names}
+        fields = self._fields(self._elements(read(*where)))
+        return {name: array[0, ...] for name, array in fields.items()}
+
+    def fill(
+        self, rows: Any, out: Mapping[str, Array], fill: Callable[[int, memoryview], None]
+    ) -> None:
+        """Read records by their numbers into arrays that have the record as first axis."""
+        rows = self._numbers(rows)
+        self._require_fit(out, len(rows))
+        nbytes = self._element.itemsize
+        files = np.searchsorted(self._rows, rows, "right") - 1
+        at = self._starts[files] + (rows - self._rows[files]) * nbytes
+        # Records that follow each other are read together, as many as a piece holds.
+        ends = [*(np.flatnonzero(np.diff(at) != nbytes) + 1).tolist(), len(rows)]
+        most = max(_PIECE // max(nbytes, 1), 1)
+        memory = bytearray(min(most, len(rows)) * nbytes)
+        elements = self._elements(memory)
+        first = 0
+        for end in ends:
+            while first < end:
+                count = min(end - first, most)
+                fill(int(at[first]), memoryview(memory)[: count * nbytes])
+                for name, array in self._fields(elements[:count]).items():
+                    out[name][first : first + count] = array
+                first += count
+
+    def batch(self, rows: Any, fill: Callable[[int, memoryview], None]) -> dict[str, Array]:
+        """Return several records, in new arrays."""
+        rows = self._numbers(rows)
+        out = {name: np.empty(len(rows), self.dtype[name]) for name in self.dtype.names or ()}
+        self.fill(rows, out, fill)
+        return out
+
+    def _elements(self, data: bytes | bytearray | memoryview) -> Array:
+        """Return the elements of the file's array that some bytes are."""
+        shape = self._element.shape
+        return np.frombuffer(data, self._element.base).reshape(-1, *shape)
+
+    def _fields(self, elements: Array) -> dict[str, Array]:
+        names = elements.dtype.names
+        return {"array": elements} if names is None else {name: elements[name] for name in names}
+
+    def _numbers(self, rows: Any) -> Numbers:
+        numbers = np.asarray(rows)
+        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+            raise TypeError(
+                f"{numbers.dtype} of shape {numbers.shape}: wanted the numbers of records, which "
+                "np.flatnonzero gives for a mask"
+            )
+        wrong = numbers[(numbers < 0) | (numbers >= len(self))]
+        if len(wrong):
+            raise IndexError(f"record {wrong[0]}: there are {len(self)}, from 0")
+        return numbers.astype(np.int64, copy=False)
+
+    def _require_fit(self, out: Mapping[str, Array], n_rows: int) -> None:
+        for name in self.dtype.names or ():
+            field, array = self.dtype[name], out[name]
+            if array.shape != (n_rows, *field.shape) or array.dtype != field.base:
+                raise ValueError(
+                    f"{name}: {array.dtype} of shape {array.shape}, wanted {field.base} of shape "
+                    f"{(n_rows, *field.shape)}"
+                )
 
 
 def _parsed(header: bytes) -> tuple[int, np.dtype[Any], int]:
@@ -87,6 +155,7 @@ def _parsed(header: bytes) -> tuple[int, np.dtype[Any], int]:
     if version not in _VERSIONS:
         raise ValueError(f"version {version} of NumPy's format")
     shape, by_column, dtype = _VERSIONS[version](file)
-    if not shape or dtype.hasobject or (by_column and len(shape) > 1):
+    element = np.dtype((dtype, shape[1:]))
+    if not shape or dtype.hasobject or not element.itemsize or (by_column and len(shape) > 1):
         raise ValueError(f"{dtype} of shape {shape}: wanted rows of plain numbers")
-    return shape[0], np.dtype((dtype, shape[1:])), file.tell()
+    return shape[0], element, file.tell()
