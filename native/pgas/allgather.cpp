@@ -22,8 +22,9 @@ std::size_t Group::slot_bytes(Kind kind, std::size_t members) {
   return std::clamp(kAllSlots / members / 64 * 64, kLeastBytes, most);
 }
 
-std::uint64_t Group::slot_offset(const Exchange& exchange, Kind kind, std::size_t distance) const {
-  const std::uint64_t slot = (exchange.course.generation & 1) * ranks_.size() + distance;
+std::uint64_t Group::slot_offset(const Exchange& exchange, Kind kind, std::size_t distance,
+                                 std::uint32_t generation) const {
+  const std::uint64_t slot = (generation & 1) * ranks_.size() + distance;
   return exchange.slots_offset + slot * (sizeof(Header) + slot_bytes(kind));
 }
 
@@ -186,7 +187,7 @@ std::string Group::missing_in_allgather(Kind kind, std::string_view what) const 
     missing = text("nothing sent yet to rank ", ahead(course.steps[course.sent].distance));
   }
   return text(missing, ": ", what, ", collective ", course.generation, " of segment ",
-              control_->id(), "'s group");
+              control_->id(), "'s group", elsewhere());
 }
 
 }  // namespace pgasdl

@@ -25,7 +25,8 @@ std::string Group::missing_in_barrier() const {
   const std::size_t round = barrier_.arrived;
   return text("nothing yet from rank ", behind(barrier_.steps[round].distance), ": barrier ",
               barrier_.generation, " of a group of ", ranks_.size(), ", round ", round,
-              ", notification ", barrier_.first_flag + round, " of segment ", control_->id());
+              ", notification ", barrier_.first_flag + round, " of segment ", control_->id(),
+              elsewhere());
 }
 
 }  // namespace pgasdl

@@ -1,6 +1,7 @@
 #include "pgas/group.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "memory/region.hpp"
 #include "pgas/context.hpp"
@@ -147,6 +148,35 @@ void Group::check_members(const char* what) const {
       context_.liveness().require(peer, what);
     }
   }
+}
+
+std::string Group::elsewhere() const {
+  std::string members;
+  const auto look = [&](const Course& course, const auto& name) {
+    const std::uint32_t next = following(course.generation);
+    for (std::size_t step = 0; step < course.end_of_base(0); ++step) {
+      if (!raised(course.first_flag + static_cast<std::uint32_t>(step), next)) continue;
+      const std::size_t distance = course.steps[step].distance;
+      members += text(members.empty() ? "" : ", ", "rank ", behind(distance), " is in ",
+                      name(distance, next));
+    }
+  };
+  if (!barrier_under_way_) {
+    look(barrier_, [](std::size_t, std::uint32_t) { return std::string("a barrier"); });
+  }
+  for (const Kind kind : {Kind::kExchange, Kind::kReduce}) {
+    const Exchange& exchange = exchanges_[static_cast<std::size_t>(kind)];
+    if (exchange.under_way) continue;
+    look(exchange.course, [&](std::size_t distance, std::uint32_t generation) {
+      Header header;
+      const std::uint64_t offset = slot_offset(exchange, kind, distance, generation);
+      std::memcpy(&header, control_->local().data + offset, sizeof header);
+      header.what[sizeof header.what - 1] = 0;
+      return std::string(header.what);
+    });
+  }
+  if (members.empty()) return "";
+  return text("; ", members, " instead: all members make a group's collectives in one order");
 }
 
 }  // namespace pgasdl

@@ -230,7 +230,11 @@ class Group {
   [[noreturn]] void refuse_another(const Exchange& exchange, const std::string& what) const;
   // Slots are ordered by distance: slot d holds the packed blocks of the step of distance d; the
   // first one holds this rank's own.
-  std::uint64_t slot_offset(const Exchange& exchange, Kind kind, std::size_t distance) const;
+  std::uint64_t slot_offset(const Exchange& exchange, Kind kind, std::size_t distance,
+                            std::uint32_t generation) const;
+  std::uint64_t slot_offset(const Exchange& exchange, Kind kind, std::size_t distance) const {
+    return slot_offset(exchange, kind, distance, exchange.course.generation);
+  }
   // Calls found(distance, block, sound) for each block from slot `distance` on. It stops at the
   // first block that is not sound. Returns the bytes of all blocks; for an unsound one, only its
   // header's.
@@ -251,6 +255,8 @@ class Group {
   std::int64_t control_bytes() const;
   bool raised(std::uint32_t id, std::uint32_t generation) const;
   void check_members(const char* what) const;
+  // Members that have begun a collective of a kind in which this rank is not, in words.
+  std::string elsewhere() const;
 
   Context& context_;
   std::vector<Rank> ranks_;

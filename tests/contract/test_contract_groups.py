@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from contract_harness import ORDERING, contract
+from support.patience import until
 
 import pgasdl
 
@@ -177,6 +179,25 @@ def test_barrier_resumes(ctx: Any) -> None:
             ctx.notify(late, segment, ctx.rank)
         group.barrier()
         assert ctx.atomic_fetch_add(segment[0:8], 0, 0) == turn + 1
+
+
+@contract(ranks=2)
+def test_a_member_in_another_collective_is_named(ctx: Any) -> None:
+    """A barrier meets the making of a segment: each rank hears what the other is in."""
+    board = ctx.segment(0)
+    calls = {"a barrier": ctx.barrier, "segment": partial(ctx.segment, 64)}
+    mine, theirs = list(calls) if ctx.rank == 0 else list(calls)[::-1]
+
+    def hears() -> bool:
+        with pytest.raises(pgasdl.Timeout) as late:
+            calls[mine](timeout=0.1)
+        return f"; rank {1 - ctx.rank} is in {theirs} instead: all members" in str(late.value)
+
+    assert until(hears)
+    ctx.notify(1 - ctx.rank, board, 0)
+    ctx.notify_waitsome(board)
+    for call in calls.values():
+        call()
 
 
 @contract(ranks=4)
