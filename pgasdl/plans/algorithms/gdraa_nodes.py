@@ -66,13 +66,12 @@ H = A = 2; slots from mates at 0, from nodes at 32 and 48. Rank 0 runs
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms import node_blocks
-from pgasdl.plans.algorithms.blocks import blocks, edge, flag, padded, peers_after
+from pgasdl.plans.algorithms.blocks import blocks, edge, flag, padded
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import (
     EXCHANGES,
@@ -153,19 +152,14 @@ def _inbox(
     return inside * padded(first), inside * padded(first) + across
 
 
-class _Node:
+class _Node(node_blocks.NodeView):
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
     def __init__(self, view: RankView, group_size: Sizes, direct: bool) -> None:
-        self.view, self.direct = view, direct
-        self.begins = begins(view.size, group_size)
+        super().__init__(view, begins(view.size, group_size))
+        self.direct = direct
         sizes = set(lengths(view.size, group_size))
         self.q = _blocks_for(view.size, group_size)
-        self.nodes = len(self.begins) - 1
-        self.node = bisect_right(self.begins, view.rank) - 1
-        self.ranks = self.ranks_of(self.node)
-        self.place = view.rank - self.ranks.start
-        self.mates = [self.ranks[place] for place in peers_after(self.place, len(self.ranks))]
         self.blocks = blocks(view.count, self.q)
         held = {n: -(-self.q // n) for n in sizes}
         self.parts = [blocks(n, self.nodes) for _, n in self.blocks]
@@ -175,10 +169,6 @@ class _Node:
         self.first_across = max(held[n] * n for n in sizes)
         self.first_done = self.first_across + max(held.values()) * 2 * self.nodes
         self.notifications = self.first_done + self.q
-
-    def ranks_of(self, node: int) -> range:
-        """Return the ranks of a node."""
-        return range(self.begins[node], self.begins[node + 1])
 
     def holder(self, node: int, block: int) -> int:
         """Return the rank that holds a block in a node."""
@@ -297,10 +287,6 @@ class _Node:
             yield flag(mate, done) if self.direct else Put(result, n, mate, result, done)
 
     # Across nodes
-
-    def other_nodes(self) -> list[int]:
-        """Return all nodes but mine, beginning behind it."""
-        return [(self.node + step) % self.nodes for step in range(1, self.nodes)]
 
     def flag_of(self, block: int, node: int, at: int | None = None) -> int:
         """Return the flag that a node's sub-block is here (or at the holder in node ``at``)."""

@@ -68,19 +68,34 @@ def build(view: RankView, begins: Sequence[int], order: Sequence[int]) -> Plan:
     return view.plan([flushed(steps)], 2 * view.size, 0 if gathers else node.inbox)
 
 
-class _Node:
+class NodeView:
+    """One rank among nodes of neighbours; ``begins`` has the first rank of each, and the end."""
+
+    def __init__(self, view: RankView, begins: Sequence[int]) -> None:
+        self.view, self.rank, self.begins = view, view.rank, begins
+        self.nodes = len(begins) - 1
+        self.node = bisect_right(begins, view.rank) - 1
+        self.ranks = self.ranks_of(self.node)
+        self.place = view.rank - self.ranks.start
+        self.mates = [self.ranks[place] for place in peers_after(self.place, len(self.ranks))]
+
+    def ranks_of(self, node: int) -> range:
+        """Return the ranks of a node."""
+        return range(self.begins[node], self.begins[node + 1])
+
+    def other_nodes(self) -> list[int]:
+        """Return all nodes but mine, beginning behind it."""
+        return peers_after(self.node, self.nodes)
+
+
+class _Node(NodeView):
     """One rank's side. Blocks are known by their number, ranks by their place in ``begins``."""
 
     def __init__(self, view: RankView, begins: Sequence[int], order: Sequence[int]) -> None:
-        self.view, self.rank, self.begins = view, view.rank, begins
-        self.nodes = len(begins) - 1
+        super().__init__(view, begins)
         self.blocks = [part for part in blocks(view.count, view.size) if part[1]]
         self.number = order  # of each rank's block
         self.owner = sorted(range(view.size), key=order.__getitem__)
-        self.node = bisect_right(begins, view.rank) - 1
-        self.ranks = range(begins[self.node], begins[self.node + 1])
-        at = view.rank - self.ranks.start
-        self.mates = [self.ranks[place] for place in peers_after(at, len(self.ranks))]
         self.others = [
             number for number in range(len(self.blocks)) if self.owner[number] not in self.ranks
         ]
@@ -105,13 +120,13 @@ class _Node:
         """Return the other nodes, beginning behind this one, each with its speaker for my block."""
         found = []
         mine = self.number[self.rank]
-        for node in peers_after(self.node, self.nodes) if self.own else ():
-            first, n = self.begins[node], self.begins[node + 1] - self.begins[node]
-            theirs = sorted(self.number[first : first + n])
+        for node in self.other_nodes() if self.own else ():
+            ranks = self.ranks_of(node)
+            theirs = sorted(self.number[ranks.start : ranks.stop])
             others = len(self.blocks) - bisect_left(theirs, len(self.blocks))
             at = mine - bisect_left(theirs, mine)
-            edges = [edge(others, n, place, 1) for place in range(n + 1)]
-            found.append((node, first + bisect_right(edges, at) - 1))
+            edges = [edge(others, len(ranks), place, 1) for place in range(len(ranks) + 1)]
+            found.append((node, ranks.start + bisect_right(edges, at) - 1))
         return found
 
     def parts(self, mate: int) -> list[tuple[int, int]]:
