@@ -18,7 +18,8 @@ std::int32_t number_of(const std::vector<std::string>& names, std::string_view n
 
 BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
                      std::vector<Rank> ranks, std::shared_ptr<Segment> board,
-                     std::uint64_t first_notification, std::uint64_t fingerprint, ReduceOp op)
+                     std::uint64_t first_notification, std::uint64_t fingerprint, ReduceOp op,
+                     std::string what)
     : context_(context),
       name_(plan.name),
       data_(number_of(plan.buffers, "data")),
@@ -28,6 +29,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
       first_notification_(first_notification),
       notifications_(plan.notifications),
       fingerprint_(fingerprint),
+      what_(std::move(what)),
       ranks_(std::move(ranks)),
       op_(op) {
   Binder binder(*this, plan);

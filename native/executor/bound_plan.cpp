@@ -82,8 +82,7 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
     throw Error(ErrorKind::kMismatch,
                 text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
                      ": another rank runs a different collective as its execution ", generation_,
-                     " (notification ", id, "): order, size, dtype, plan and device must be the ",
-                     "same on all ranks"));
+                     " (notification ", id, "): ", must_agree()));
   }
   // A peer may have noticed first, before it sent anything by which this rank would notice.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
@@ -93,11 +92,16 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
   }
 }
 
+std::string BoundPlan::must_agree() const {
+  return text("order, size, dtype, plan and device must be the same on all ranks",
+              what_.empty() ? "" : "; this rank runs ", what_);
+}
+
 Error BoundPlan::mismatch_announced_by(std::size_t of) const {
   return {ErrorKind::kMismatch,
           text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
                ranks_[of], " says that ranks run different collectives as execution ", generation_,
-               ": order, size, dtype, plan and device must be the same on all ranks")};
+               ": ", must_agree())};
 }
 
 void BoundPlan::begin(std::uint32_t generation, std::uint64_t mark) {
@@ -126,11 +130,10 @@ bool BoundPlan::arrived(const Step& step) const {
     return true;
   }
   if (seen != 0 && seen >> kTagBits == generation_) [[unlikely]] {
-    throw Error(
-        ErrorKind::kMismatch,
-        text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
-             step.peer, " runs a different collective (notification ", step.notification,
-             "): order, size, dtype, plan and device must be the same on all ranks"));
+    throw Error(ErrorKind::kMismatch,
+                text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
+                     ": rank ", step.peer, " runs a different collective (notification ",
+                     step.notification, "): ", must_agree()));
   }
   return false;
 }

@@ -40,11 +40,12 @@ class BoundPlan {
   // of what all ranks must agree on (plan, count, dtype); a flag with another tag is an error, not
   // a hang. Each flag has 20 bits of its own hash, which changes with the generation: a mismatch
   // that one flag misses, one time in a million, shows at the next flag. `op`: how the plan's
-  // reductions combine several sources; a device only adds.
+  // reductions combine several sources; a device only adds. `what`: what `fingerprint` stands for,
+  // in words.
   BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
             std::vector<Rank> ranks, std::shared_ptr<Segment> board,
             std::uint64_t first_notification, std::uint64_t fingerprint,
-            ReduceOp op = ReduceOp::kSum);
+            ReduceOp op = ReduceOp::kSum, std::string what = {});
 
   // The address of this rank's copy of the array, the buffer "data"; null if the plan has none.
   std::byte* data() const { return data_ < 0 ? nullptr : own_[static_cast<std::size_t>(data_)]; }
@@ -173,6 +174,7 @@ class BoundPlan {
     return announced_by(numbering, of) == (kMismatched | generation_);
   }
   Error mismatch_announced_by(std::size_t of) const;
+  std::string must_agree() const;  // the end of a mismatch's message
   // `mark`: a value that all ranks must agree on in this execution, besides the fingerprint.
   void begin(std::uint32_t generation, std::uint64_t mark = 0);
   // Advances as far as possible without blocking; true if anything moved. After an exception, which
@@ -226,6 +228,7 @@ class BoundPlan {
   const std::uint64_t first_notification_;
   const std::uint32_t notifications_;
   const std::uint64_t fingerprint_;
+  const std::string what_;
   const std::vector<Rank> ranks_;  // of the world
   const ReduceOp op_;
   std::vector<Lane> lanes_;

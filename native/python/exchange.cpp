@@ -112,7 +112,8 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     std::uint64_t first_notification, std::uint64_t fingerprint,
                     BufferAccess access, std::uintptr_t source, std::uintptr_t target,
                     std::uint64_t bytes, int device,
-                    const std::vector<std::vector<PieceTuple>>& pieces, const std::string& op) {
+                    const std::vector<std::vector<PieceTuple>>& pieces, const std::string& op,
+                    const std::string& what) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
   for (const auto& [segment, offset, dtype, homes, directory] : bindings) {
@@ -124,7 +125,7 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
   for (const PlanTuple& phase : phases) {
     plans.push_back(std::make_unique<BoundPlan>(context.context(), plan_of(phase), bound, ranks,
                                                 numbering.numbering->board(), first_notification,
-                                                fingerprint, op_of(op)));
+                                                fingerprint, op_of(op), what));
   }
   if (access == BufferAccess::kCopied && device != kHost) {
     if (pieces.size() != plans.size()) {
@@ -328,6 +329,7 @@ void bind_exchange(nb::module_& module) {
            "numbering"_a, "first_notification"_a, "fingerprint"_a,
            "access"_a = BufferAccess::kInPlace, "source"_a = 0, "target"_a = 0, "nbytes"_a = 0,
            "device"_a = kHost, "pieces"_a = std::vector<std::vector<PieceTuple>>(), "op"_a = "sum",
+           "what"_a = "",
            "`pieces`, of each phase: (elements, lanes) of an array on a GPU that is copied.")
       .def(
           "start",

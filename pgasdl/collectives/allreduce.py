@@ -156,9 +156,7 @@ class GroupAllreduce:
         state, kind = self._state, kind_of(op)
         choice, access = choose(state, self.group, kind, place, plan, shares=True)
         request = AllreduceRequest(place, op, choice, access)
-        if (
-            plan is None and state.policy.rules and request.room != STAGED
-        ):  # the policy may have named it
+        if plan is None and state.policy.rules and request.room != STAGED:  # a policy named it
             self.require(place, op, choice.plan)
         return request
 

@@ -355,7 +355,7 @@ class Tags(NamedTuple):
     """The mark that tells an execution's notifications from those of others.
 
     All ranks must agree on the signature. A rank that runs something else on the same notifications
-    gets an error at once.
+    gets an error at once, with its own signature in it.
     """
 
     numbering: _native.Numbering
@@ -390,4 +390,5 @@ def bind(
         *array,
         [list(zip(plan.pieces, lanes, strict=True)) for lanes in plan.lanes],
         op,
+        tags.signature,
     )

@@ -237,6 +237,10 @@ class Executions:
             directory = self._directory(place.pool)
         copy, nbytes = (workspace.segment, workspace.copy), count * memory.dtype.itemsize
         inbox = workspace.inbox if own is None else own
+        part = "" if count == memory.count else f", {count} at a time"
+        signature = f"{dtype} x {memory.count} {request.op}{part}, plan {name}"
+        for each in key[5:]:
+            signature += ", " + (" ".join(map(str, each)) if isinstance(each, tuple) else str(each))
         execution = bind(
             self._group,
             plan,
@@ -244,7 +248,7 @@ class Executions:
                 "data": place.data(access, self._group, nbytes, copy, directory),
                 "inbox": PlanBuffer(workspace.segment, inbox, dtype),
             },
-            Tags(self._numbers, self._first + region * REGION, str(key)),
+            Tags(self._numbers, self._first + region * REGION, signature),
             ArrayAccess(access, device=on_gpu(memory)),
             reduction_of(request.op),
         )
