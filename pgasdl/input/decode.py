@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ log = logging.getLogger("pgasdl")
 
 _TRIED = 15  # records at the beginning that may be bad before a good one
 
+Get = Callable[[int], dict[str, Any]]
 Out = Mapping[str, npt.NDArray[Any]]
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -161,13 +162,16 @@ class Decoded:
             It was closed meanwhile.
         """
         self._check_open()
-        numbered = enumerate(map(int, rows))
+        numbered = enumerate(rows.tolist())
+        get: Get = self._records.__getitem__
         if self._threads is None:
-            return _moved_up(out, [self._put(row, iteration, out, k) for k, row in numbered])
+            if (nearby := getattr(self._records, "nearby", None)) is not None:
+                get = nearby(rows)
+            return _moved_up(out, [self._put(get, row, iteration, out, k) for k, row in numbered])
         tasks: list[Future[bool]] = []
         try:
             for k, row in numbered:
-                tasks.append(self._threads.submit(self._put, row, iteration, out, k))
+                tasks.append(self._threads.submit(self._put, get, row, iteration, out, k))
             wait(tasks, return_when=FIRST_EXCEPTION)
         finally:
             begun = [task for task in tasks if not task.cancel()]
@@ -186,7 +190,7 @@ class Decoded:
         """Return the first record that is good, and what it is decoded to."""
         for row in range(_TRIED + 1):
             try:
-                return row, self._decoded(row, 0)
+                return row, self._decoded(self._records.__getitem__, row, 0)
             except IndexError:  # to ask for the number may take long
                 break
             except DataError as error:
@@ -203,10 +207,10 @@ class Decoded:
             self.skipped[row] = str(error)
             log.warning("input: skipped: %s", error)
 
-    def _put(self, row: int, iteration: int, out: Out, k: int) -> bool:
+    def _put(self, get: Get, row: int, iteration: int, out: Out, k: int) -> bool:
         """Decode a record into its place; False: it is left out."""
         try:
-            arrays = self._decoded(row, iteration)
+            arrays = self._decoded(get, row, iteration)
             found = _layout(arrays)
             if found != self._wanted:
                 wanted = f"of record {self._model} {_text(self._wanted)}"
@@ -218,9 +222,9 @@ class Decoded:
             out[name][k] = array
         return True
 
-    def _decoded(self, row: int, iteration: int) -> Arrays:
+    def _decoded(self, get: Get, row: int, iteration: int) -> Arrays:
         self._check_open()
-        record, key = self._records[row], (self._seed, iteration, row)
+        record, key = get(row), (self._seed, iteration, row)
         if self._workers is None:
             result = answer(self._decode, record, key)
         else:

@@ -7,13 +7,14 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pgasdl.group import Group
 from pgasdl.input.disk import DiskCache
 from pgasdl.input.files import Files
 from pgasdl.input.memory import JobMemory
+from pgasdl.input.nearby import merged
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.shelf import Shelf
 from pgasdl.input.storage import Storage
@@ -21,7 +22,6 @@ from pgasdl.input.storage import Storage
 log = logging.getLogger("pgasdl")
 
 BLOCK = 4 << 20  # bytes
-_CLOSE = 16 << 10  # bytes that are read with what lies around them
 # Another for each way in which indices were kept, behind all formats of the one before.
 _LAYOUT = 16
 
@@ -147,7 +147,7 @@ class Levels:
         """Say that ranges, by address and length, will be read soon."""
         if self._memory is None:
             if self._disk is None:
-                for part in (part for each in _merged(ranges) for part in self.files.parts(*each)):
+                for part in (part for each in merged(ranges) for part in self.files.parts(*each)):
                     self._storage.announce(self.files[part[0]], *part[1:])
         elif os.getpid() == self._process:
             spans = (range(at // BLOCK, -(-(at + n) // BLOCK)) for at, n in ranges)
@@ -241,16 +241,3 @@ class Levels:
         if block >= self.n_blocks:  # an index
             return -math.inf
         return 0.0 if self._next_use is None else self._next_use(block)
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges; those that follow each other closely are one."""
-    begin = end = -_CLOSE
-    for at, nbytes in ranges:
-        if not end <= at < end + _CLOSE:
-            if end > begin:
-                yield begin, end - begin
-            begin = at
-        end = at + nbytes
-    if end > begin:
-        yield begin, end - begin

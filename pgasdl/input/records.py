@@ -7,7 +7,7 @@ import json
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from pgasdl.input.formats.arrays import Arrays
 from pgasdl.input.formats.tar import Tar
 from pgasdl.input.index import packed, unpacked
 from pgasdl.input.levels import BLOCK, BytesRead, Levels
+from pgasdl.input.nearby import Nearby, Range
 from pgasdl.input.next_use import Blocks, NextUse
 from pgasdl.input.storage import Storage
 from pgasdl.input.threads import at_once
@@ -201,9 +202,18 @@ class Records:
 
     def announce(self, rows: Iterable[int]) -> None:
         """Say that records will be read soon, in the order of their use."""
-        numbers = [int(row) for row in rows]
-        form = self._having(max(numbers, default=0) + 1)
-        self._levels.announce(part for row in numbers for part in form.ranges(row))
+        numbers = np.asarray([*rows], np.int64)
+        form = self._having(int(max(numbers, default=0)) + 1)
+        self._levels.announce(_ranges(form, numbers))
+
+    def nearby(self, rows: npt.NDArray[np.int64]) -> Callable[[int], dict[str, Any]]:
+        """Return a function of one of some records, which reads small neighbours at once.
+
+        One thread calls it.
+        """
+        form = self._having(int(max(rows, default=0)) + 1)
+        read = Nearby(_ranges(form, rows), self._levels.read)
+        return lambda row: form.record(row, read)
 
     def follow(self, batches: Batches | InOrder) -> NextUse:
         """Tell the levels the order in which records are read: what is used last gives way first.
@@ -356,3 +366,9 @@ class Records:
             if each.startswith(b"-"):
                 raise DataError(f"rank {self._group.ranks[rank]}: {each[1:].decode()}")
         return [each[1:] for each in blobs]
+
+
+def _ranges(form: Format, rows: npt.NDArray[np.int64]) -> Iterator[Range]:
+    """Yield where some records lie, without those of no bytes."""
+    begins, nbytes = form.bounds(rows)
+    return ((at, n) for at, n in zip(begins.tolist(), nbytes.tolist(), strict=True) if n)

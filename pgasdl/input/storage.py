@@ -126,8 +126,9 @@ class Storage:
         if out.nbytes:
             read = self._fetch if "://" in file.url else self._pread
             bytes_of = out.cast("B")
-            what = f"{file.url}, bytes {offset} to {end}"
-            self._persist(what, lambda: read(file, offset, bytes_of))
+            self._persist(
+                lambda: _range(file, offset, bytes_of), lambda: read(file, offset, bytes_of)
+            )
 
     def announce(self, file: File, offset: int, nbytes: int) -> None:
         """Let the kernel fetch a range of a local file that will be read soon."""
@@ -140,11 +141,13 @@ class Storage:
         self._closed.set()
         self._descriptors.close()
 
-    def _persist(self, what: str, call: Callable[[], _Out]) -> _Out:
+    def _persist(self, what: Callable[[], str], call: Callable[[], _Out]) -> _Out:
         """Call until it succeeds, or another try is in vain."""
         for number in range(self._tries):
-            if self._closed.wait(self._pause * 2 ** (number - 1) if number else 0):
-                raise ClosedError(f"{what}: the storage is closed")
+            if number:
+                self._closed.wait(self._pause * 2 ** (number - 1))
+            if self._closed.is_set():
+                raise ClosedError(f"{what()}: the storage is closed")
             try:
                 return call()
             except (DataError, UnavailableError):
@@ -155,7 +158,7 @@ class Storage:
                     break
         told = " ".join(f"{type(last).__name__}: {last}".split())  # aiohttp's have several lines
         tries = "1 try" if number == 0 else f"{number + 1} tries"
-        raise DataError(f"{what}: {told}, after {tries}") from last
+        raise DataError(f"{what()}: {told}, after {tries}") from last
 
     def _pread(self, file: File, offset: int, out: memoryview) -> None:
         try:
@@ -165,20 +168,22 @@ class Storage:
         except OSError:  # a network's file system may want it to be opened again
             self._descriptors.forget(file.url)
             raise
-        where = f"{file.url}, bytes {offset} to {offset + len(out)}"
         if not filled or status.st_size != file.nbytes:
             raise DataError(
-                f"{where}: the file has {status.st_size} bytes and had {file.nbytes} when it was "
-                "found: it has been cut, or has grown"
+                f"{_range(file, offset, out)}: the file has {status.st_size} bytes and had "
+                f"{file.nbytes} when it was found: it has been cut, or has grown"
             )
         # Not the time that another rank has found: each host may have a copy.
-        self._require_same(where, file.url, str(status.st_mtime_ns))
+        self._require_same(file, offset, out, str(status.st_mtime_ns))
 
-    def _require_same(self, where: str, url: str, version: str, before: str = "") -> None:
+    def _require_same(
+        self, file: File, offset: int, out: memoryview, version: str, before: str = ""
+    ) -> None:
         """Raise DataError if a file has another version than before."""
-        if (before := self._versions.setdefault(url, before or version)) != version:
+        if (before := self._versions.setdefault(file.url, before or version)) != version:
             raise DataError(
-                f"{where}: the file has changed: its version is {version}, was {before}"
+                f"{_range(file, offset, out)}: the file has changed: its version is {version}, "
+                f"was {before}"
             )
 
     def _fetch(self, file: File, offset: int, out: memoryview) -> None:
@@ -187,8 +192,7 @@ class Storage:
             data, told = ask(file.url, ranged, self._timeout, start=offset, end=end)
             if version := told.get("ETag") or told.get("Last-Modified", ""):
                 both_tags = version.endswith('"') == file.version.endswith('"')
-                where = f"{file.url}, bytes {offset} to {end}"
-                self._require_same(where, file.url, version, file.version if both_tags else "")
+                self._require_same(file, offset, out, version, file.version if both_tags else "")
         else:
             data = ask(file.url, "cat_file", self._timeout, start=offset, end=end)
         if len(data) == file.nbytes > len(out):
@@ -207,7 +211,7 @@ class Storage:
         return file
 
     def _info(self, url: str) -> dict[str, Any]:
-        info: dict[str, Any] = self._persist(url, lambda: ask(url, "info", self._timeout))
+        info: dict[str, Any] = self._persist(lambda: url, lambda: ask(url, "info", self._timeout))
         return info
 
     def _list(self, url: str) -> list[File]:
@@ -237,7 +241,7 @@ class Storage:
     def _below(self, url: str, depth: float = math.inf) -> Iterator[File]:
         """Yield the files of a remote folder and of those in it."""
         folder = url.rstrip("/")
-        for info in self._persist(url, lambda: ask(url, "ls", self._timeout, detail=True)):
+        for info in self._persist(lambda: url, lambda: ask(url, "ls", self._timeout, detail=True)):
             path = info["name"].strip("/")
             name = path.rpartition("/")[2]
             if name.startswith((".", "?")) or folder.endswith(path):  # "?": a link to sort by size
@@ -247,6 +251,11 @@ class Storage:
                 yield _file(inner, info)
             elif info["type"] == "directory" and depth > 1:
                 yield from self._below(inner, depth - 1)
+
+
+def _range(file: File, offset: int, out: memoryview) -> str:
+    """Return a range of a file as errors name it."""
+    return f"{file.url}, bytes {offset} to {offset + len(out)}"
 
 
 def _file(url: str, info: dict[str, Any]) -> File:

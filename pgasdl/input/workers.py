@@ -24,14 +24,42 @@ from pgasdl.errors import ClosedError
 Decode = Callable[[dict[str, Any], np.random.Generator], Mapping[str, npt.ArrayLike]]
 Arrays = dict[str, npt.NDArray[Any]]
 Key = tuple[int, int, int]  # seed, iteration, record
+_SEEDING = threading.Lock()
+
+
+class SeededOnUse(np.random.Generator):
+    """The generator of a record, which is made when something of it is used for the first time.
+
+    To make one takes longer than to read a small record, and many decoders use none.
+    """
+
+    def __new__(cls, key: Key | np.random.BitGenerator) -> Any:
+        """Return a generator; a plain one of bits, of which ``spawn`` makes others of its type."""
+        if isinstance(key, np.random.BitGenerator):
+            return np.random.Generator(key)
+        return super().__new__(cls)
+
+    def __init__(self, key: Key) -> None:
+        self.__dict__["_key"] = key
+
+    def __getattribute__(self, name: str) -> Any:
+        mine = object.__getattribute__(self, "__dict__")
+        if "_key" in mine and name != "__dict__":
+            with _SEEDING:
+                if "_key" in mine:
+                    super().__init__(np.random.PCG64(np.random.SeedSequence(mine["_key"])))
+                    del mine["_key"]
+        return object.__getattribute__(self, name)
+
+    def __reduce__(self) -> Any:
+        return np.random.Generator, (self.bit_generator,)
 
 
 def answer(decode: Decode, record: dict[str, Any], key: Key) -> Arrays | Exception:
     """Return the arrays of a record, or the error that stopped it."""
-    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
     try:
-        result = decode(record, random)
-        if not isinstance(result, Mapping) or not result:
+        result = decode(record, SeededOnUse(key))
+        if not isinstance(result, dict | Mapping) or not result:
             raise TypeError(f"decode gave {result!r:.80}, wanted a dict of arrays")
         return {name: _checked(name, value) for name, value in result.items()}
     except Exception as error:

@@ -41,6 +41,8 @@ class Memory:
         result = []
         bounds = np.stack(opened.bounds(), 1).tolist()
         assert len(bounds) == len(opened)
+        backwards = np.arange(len(opened))[::-1]
+        assert np.stack(opened.bounds(backwards), 1).tolist() == bounds[::-1]
         for row in range(len(opened)):
             assert opened.ranges(row) == [(at, n) for at, n in bounds[row : row + 1] if n]
             self.reads.clear()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from support.starting import finished
 
 from pgasdl import ClosedError, DataError
 from pgasdl.input.decode import Decoded
+from pgasdl.input.workers import SeededOnUse
 
 WAYS = [(0, False), (1, False), (3, False), (2, True)]
 
@@ -322,6 +325,7 @@ from pathlib import Path
 from input_tools import Encoded
 from test_input_decode import Hangs, processes, read
 from pgasdl.input.decode import Decoded
+from pgasdl.input.workers import SeededOnUse
 
 if __name__ == "__main__":
     source = Decoded(Encoded(9), Hangs(Path(sys.argv[1])), workers=2, processes=True)
@@ -376,3 +380,24 @@ def test_kill_9_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
         assert until(lambda: hangs.times() == 1)
         parent.kill()
     assert gone(pids)
+
+
+def test_the_generator_of_a_record_is_made_when_it_is_used() -> None:
+    key = 3, 4, 5
+    unused = SeededOnUse(key)
+    assert isinstance(unused, np.random.Generator)
+    assert "_key" in object.__getattribute__(unused, "__dict__")
+    ways: list[Callable[[Any], Any]] = [
+        lambda random: random,
+        lambda random: pickle.loads(pickle.dumps(random)),
+        copy.deepcopy,
+        np.random.default_rng,
+        lambda random: random.spawn(2)[1],
+        lambda random: np.random.Generator(random.bit_generator),
+    ]
+    for way in ways:
+        plain = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+        ours, wanted = way(SeededOnUse(key)), way(plain)
+        assert ours.random() == wanted.random()
+        assert ours.integers(9, size=20).tolist() == wanted.integers(9, size=20).tolist()
+    assert "PCG64" in repr(SeededOnUse(key))

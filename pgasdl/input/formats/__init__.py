@@ -14,7 +14,7 @@ from pgasdl.input.formats.arrays import Arrays
 from pgasdl.input.formats.folder import Folder
 from pgasdl.input.formats.parquet import Parquet
 from pgasdl.input.formats.tar import Tar
-from pgasdl.input.formats.window import Numbers, Read, Table
+from pgasdl.input.formats.window import ALL, Numbers, Read, Table
 
 __all__ = ["FORMATS", "Format", "Read", "Table", "format_of"]
 
@@ -34,8 +34,8 @@ class Format(Protocol):
     def ranges(self, row: int) -> list[tuple[int, int]]:
         """Return address and length of what :meth:`record` reads."""
 
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """Return where each record begins, and its length; as :meth:`ranges` tells it."""
+    def bounds(self, rows: Numbers | slice = ALL) -> tuple[Numbers, Numbers]:
+        """Return where some records begin, and their lengths; as :meth:`ranges` tells them."""
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return the fields of a record; DataError: it is damaged."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pgasdl.errors import DataError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Numbers, Read, Table
+from pgasdl.input.formats.window import ALL, Numbers, Read, Table
 
 _LONGEST_HEADER = 1 << 16  # bytes
 _PIECE = 256 << 10  # bytes that are read at a time: they stay in the core's cache
@@ -74,12 +74,13 @@ class Arrays:
         nbytes = self._element.itemsize
         return [(int(self._starts[number] + (row - self._rows[number]) * nbytes), nbytes)]
 
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """Return where each record lies."""
+    def bounds(self, rows: Numbers | slice = ALL) -> tuple[Numbers, Numbers]:
+        """Return where some records lie."""
+        numbers = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
         nbytes = self._element.itemsize
-        counts = np.diff(self._rows)
-        begins = np.repeat(self._starts - self._rows[:-1] * nbytes, counts)
-        return begins + np.arange(len(self)) * nbytes, np.full(len(self), nbytes)
+        files = np.searchsorted(self._rows, numbers, "right") - 1
+        begins = self._starts[files] + (numbers - self._rows[files]) * nbytes
+        return begins, np.full(len(numbers), nbytes)
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a record's fields."""
@@ -94,8 +95,7 @@ class Arrays:
         rows = self._numbers(rows)
         self._require_fit(out, len(rows))
         nbytes = self._element.itemsize
-        files = np.searchsorted(self._rows, rows, "right") - 1
-        at = self._starts[files] + (rows - self._rows[files]) * nbytes
+        at = self.bounds(rows)[0]
         # Records that follow each other are read together, as many as a piece holds.
         ends = [*(np.flatnonzero(np.diff(at) != nbytes) + 1).tolist(), len(rows)]
         most = max(_PIECE // max(nbytes, 1), 1)

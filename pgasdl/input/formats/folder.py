@@ -6,10 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Numbers, Read, Table
+from pgasdl.input.formats.window import ALL, Numbers, Read, Table
 
 
 class Folder:
@@ -47,9 +45,10 @@ class Folder:
         nbytes = self._files[row].nbytes
         return [(int(self._files.starts[row]), nbytes)] if nbytes else []
 
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """Return the files' ranges."""
-        return self._files.starts[:-1], np.diff(self._files.starts)
+    def bounds(self, rows: Numbers | slice = ALL) -> tuple[Numbers, Numbers]:
+        """Return some files' ranges."""
+        begins = self._files.starts[:-1][rows]
+        return begins, self._files.starts[1:][rows] - begins
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return the file's name, bytes and class."""

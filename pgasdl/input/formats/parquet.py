@@ -13,7 +13,7 @@ import numpy as np
 
 from pgasdl.errors import DataError, PgasError, UnavailableError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Numbers, Read, Table, Window
+from pgasdl.input.formats.window import ALL, Numbers, Read, Table, Window
 
 _KEPT = 256 << 20  # bytes of decoded row groups
 _TAIL = 8  # the footer's length in 4 bytes, and a magic word
@@ -97,9 +97,10 @@ class Parquet:
         nbytes = int(self._nbytes[group])
         return [(int(self._address[group]), nbytes)] if nbytes else []
 
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """Return the range of each row's group."""
-        return np.repeat(self._address, self._rows), np.repeat(self._nbytes, self._rows)
+    def bounds(self, rows: Numbers | slice = ALL) -> tuple[Numbers, Numbers]:
+        """Return the ranges of some rows' groups."""
+        groups = np.searchsorted(self._ends, np.arange(len(self))[rows], "right")
+        return self._address[groups], self._nbytes[groups]
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a row."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pgasdl.input.files import Files
 from pgasdl.input.formats.tar_headers import TarHeaders
-from pgasdl.input.formats.window import Numbers, Read, Table
+from pgasdl.input.formats.window import ALL, Numbers, Read, Table
 
 
 class Tar:
@@ -65,21 +65,20 @@ class Tar:
         begin, end = int(self._address[first]), int(self._address[last] + self._nbytes[last])
         return [(begin, end - begin)] if end > begin else []
 
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """Return each sample's range."""
-        begins, lasts = self._address[self._members[:-1]], self._members[1:] - 1
+    def bounds(self, rows: Numbers | slice = ALL) -> tuple[Numbers, Numbers]:
+        """Return some samples' ranges."""
+        begins, lasts = self._address[self._members[:-1][rows]], self._members[1:][rows] - 1
         return begins, self._address[lasts] + self._nbytes[lasts] - begins
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a sample's key and fields."""
-        key = self._keys[self._key_starts[row] : self._key_starts[row + 1]]
-        record: dict[str, Any] = {"__key__": _decoded(key.tobytes())}
-        data = memoryview(b"")
-        for part in self.ranges(row):  # one, or none
-            data = memoryview(read(*part))
+        key = slice(*self._key_starts[row : row + 2].tolist())
+        record: dict[str, Any] = {"__key__": _decoded(self._keys[key].tobytes())}
         members = slice(*self._members[row : row + 2].tolist())
-        begins = self._address[members].tolist()
-        lengths, names = self._nbytes[members].tolist(), self._extension[members].tolist()
+        begins, lengths = self._address[members].tolist(), self._nbytes[members].tolist()
+        whole = begins[-1] + lengths[-1] - begins[0]
+        data = memoryview(read(begins[0], whole) if whole else b"")
+        names = self._extension[members].tolist()
         for name, address, nbytes in zip(names, begins, lengths, strict=True):
             begin = address - begins[0]
             record[self.extensions[name]] = bytes(data[begin : begin + nbytes])

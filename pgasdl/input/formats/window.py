@@ -16,6 +16,7 @@ Read = Callable[[int, int], bytes | bytearray | memoryview]
 # What a file's records are: ranks send it to each other, and disks keep it.
 Table = dict[str, npt.NDArray[Any]]
 Numbers = npt.NDArray[np.int64]
+ALL = slice(None)
 
 
 class Window(io.RawIOBase):
