@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgasdl.errors import DataError, PgasError
 from pgasdl.group import Group
 from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.files import File, Files
@@ -24,6 +23,7 @@ from pgasdl.input.formats.arrays import Arrays
 from pgasdl.input.formats.tar import Tar
 from pgasdl.input.index import packed, unpacked
 from pgasdl.input.levels import BLOCK, BytesRead, Levels
+from pgasdl.input.members import Members
 from pgasdl.input.nearby import Nearby, Range
 from pgasdl.input.next_use import Blocks, NextUse
 from pgasdl.input.storage import Storage
@@ -31,7 +31,6 @@ from pgasdl.input.threads import at_once
 
 Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_TABLES = "input tables"
 _STAGERS = 4  # threads
 _MEMORY = 256 << 20  # bytes, where storage is not a file system
 
@@ -103,14 +102,14 @@ class Records:
         if format is not None and format not in FORMATS:
             raise ValueError(f"format {format!r}: there are {', '.join(FORMATS)}")
         self.group = group
-        self._group = group if group is not None and group.size > 1 else None
+        self._members = Members(group, timeout)
         self._again = functools.partial(
             Records, format=format, local=local, cache_limit=cache_limit, memory=0, timeout=timeout
         )
         self._remote = remote
-        self._timeout = timeout
         self._storage = Storage(timeout=timeout)
-        self.files = Files([File(*each) for each in json.loads(self._told_by_one(remote))])
+        found = self._members.from_first("input files", self._found)
+        self.files = Files([File(*each) for each in json.loads(found)])
         self.format = format or format_of(self.files)
         if memory is None:
             direct = local is None and "://" not in self.files[0].url
@@ -121,7 +120,7 @@ class Records:
             local=local,
             limit=cache_limit,
             memory=memory,
-            group=self._group,
+            group=self._members.group,
             timeout=timeout,
         )
         self._whole: Format | None = None
@@ -246,8 +245,7 @@ class Records:
         int
             The bytes of it that are there now: fewer than all if the disk, or its limit, is full.
         """
-        rank, size = (self._group.rank, self._group.size) if self._group else (0, 1)
-        blocks = range(rank, self._levels.n_blocks, size)
+        blocks = range(self._members.rank, self._levels.n_blocks, self._members.size)
         with ThreadPoolExecutor(_STAGERS, "pgasdl-stage") as pool:
             for _ in pool.map(self._levels.stage, blocks):
                 pass
@@ -298,9 +296,14 @@ class Records:
             self._first_records = FirstRecords(self.files, self._levels.read)
         return self._first_records
 
+    def _found(self) -> bytes:
+        """Return the files that ``remote`` names, as JSON."""
+        found = self._storage.find(self._remote)
+        return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
+
     def _open(self, memory: int) -> None:
         """Find what the records are: if this process is alone, of tars only the first ones."""
-        if self._group is not None or self.format != "tar":
+        if self._members.group is not None or self.format != "tar":
             self._whole = FORMATS[self.format](self.files, self._tables(memory))
         elif known := self._levels.index(self._number):
             self._whole = Tar(self.files, unpacked([known], len(self.files)))
@@ -316,56 +319,23 @@ class Records:
     def _number(self) -> int:
         return list(FORMATS).index(self.format)
 
-    # --- what all ranks must know
-
-    def _told_by_one(self, remote: Remote) -> bytes:
-        """Find the files: the first rank does, and all get its answer or its error."""
-
-        def find() -> bytes:
-            found = self._storage.find(remote)
-            return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
-
-        return self._shared("input files", find if self._is_first else None)[0]
-
     def _tables(self, memory: int) -> list[Table]:
         """Return what each file's records are: each rank looks at its part of the files."""
-        rank, size = (self._group.rank, self._group.size) if self._group else (0, 1)
-        levels, number = self._levels, self._number
-        what = f"input index, {memory} bytes"
-        known = self._shared(what, (lambda: levels.index(number)) if self._is_first else None)[0]
+        members, levels, number = self._members, self._levels, self._number
+        known = members.from_first(f"input index, {memory} bytes", lambda: levels.index(number))
         if known:
             return unpacked([known], len(self.files))
 
         def scan() -> bytes:
-            mine = range(rank, len(self.files), size)
+            mine = range(members.rank, len(self.files), members.size)
             return packed(dict(zip(mine, self._scanned(mine), strict=True)))
 
-        tables = unpacked(self._shared(_TABLES, scan), len(self.files))
-        if self._is_first:
+        # Others may still read: a second for each MB is more than any storage needs.
+        blobs = members.from_all("input tables", scan, self.files.nbytes / 1e6)
+        tables = unpacked(blobs, len(self.files))
+        if members.rank == 0:
             levels.keep_index(number, packed(dict(enumerate(tables))))
         return tables
-
-    @property
-    def _is_first(self) -> bool:
-        return self._group is None or self._group.rank == 0
-
-    def _shared(self, what: str, make: Callable[[], bytes] | None) -> list[bytes]:
-        """Return what each rank made; if one failed, all fail."""
-        if self._group is None:
-            return [make() if make else b""]
-        try:
-            blob, error = b"+" + (make() if make else b""), None
-        except (PgasError, OSError, ValueError, ImportError) as caught:
-            blob, error = b"-" + str(caught).encode(), caught
-        # Others may still read: a second for each MB is more than any storage needs.
-        seconds = self._timeout + (self.files.nbytes / 1e6 if what == _TABLES else 0)
-        blobs = self._group.allgather(what, blob, seconds)
-        if error is not None:
-            raise error
-        for rank, each in enumerate(blobs):
-            if each.startswith(b"-"):
-                raise DataError(f"rank {self._group.ranks[rank]}: {each[1:].decode()}")
-        return [each[1:] for each in blobs]
 
 
 def _ranges(form: Format, rows: npt.NDArray[np.int64]) -> Iterator[Range]:
