@@ -15,29 +15,18 @@ STATIONARY = ("result", "a", "b")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to multiply two matrices.
+    """A way to multiply two matrices, and what all ranks together move.
 
-    Attributes
-    ----------
-    stationary : str
-        "result": each rank computes a block of it. "a", "b": each rank multiplies its block of
-        that operand, and the products are summed where the result lies.
-    layout : Layout
-        Of the result; a rank has one block at most.
-    moving : tuple[bool, bool]
-        Whether a rank needs elements of ``a``, of ``b``, that it does not have.
-    nbytes, messages : int
-        From one rank to another, of all ranks.
-    seconds : float
-        Predicted.
+    "result" stays: each rank computes a block of it. "a" or "b" stays: each rank multiplies its
+    block of that operand, and the products are summed where the result lies.
     """
 
     stationary: str
-    layout: Layout
-    moving: tuple[bool, bool]
+    layout: Layout  # of the result; a rank has one block at most
+    moving: tuple[bool, bool]  # whether a rank needs elements of a, of b, that it does not have
     nbytes: int
     messages: int
-    seconds: float
+    seconds: float  # predicted
 
     @property
     def name(self) -> str:
@@ -63,16 +52,9 @@ def choose(
     mapped: bool,
     model: Model,
 ) -> Way:
-    """Return the way with the lowest predicted time.
+    """Return the way with the lowest predicted time, of those in which ``stationary`` stays.
 
-    Parameters
-    ----------
-    size : int
-        Ranks of the group.
-    wanted : Layout, optional
-        Where the result shall lie: moving it there, if it is computed elsewhere, is in the time.
-    stationary : str, optional
-        What stays; None: what is cheapest.
+    The time is that until the result lies as it is wanted, where it is computed elsewhere.
     """
     costs = _Costs(size, item, mapped, model)
     found = []

@@ -14,7 +14,7 @@ from pgasdl.errors import BufferRefused
 Array = npt.NDArray[Any]
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(bool): "bytes"}
 # Arithmetic of these is done in float32; they only store.
-_STORED = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+STORED = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def core_dtype(dtype: np.dtype[Any]) -> str:
@@ -33,10 +33,10 @@ def core_dtype(dtype: np.dtype[Any]) -> str:
 
 def computed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which elements of this one are computed."""
-    return np.dtype(np.float32) if dtype in _STORED else dtype
+    return np.dtype(np.float32) if dtype in STORED else dtype
 
 
 def as_computed(array: Array, result: np.dtype[Any] | None = None) -> Array:
     """Return elements as they are computed: a copy that is as wide, or the array itself."""
-    wide = np.float64 if result == np.float64 and array.dtype in _STORED else computed(array.dtype)
+    wide = np.float64 if result == np.float64 and array.dtype in STORED else computed(array.dtype)
     return array.astype(wide, copy=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from pgasdl.errors import BufferRefused, LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
-from pgasdl.matrix.elements import Array, as_computed
+from pgasdl.matrix.elements import STORED, Array, as_computed
 from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.reductions import reduce
 
@@ -32,6 +33,8 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     BufferRefused
         The result is of another kind than ``out``: floating point numbers into integers.
     """
+    if isinstance(function, np.ufunc) and _lie_alike([*inputs, *(out or ())]):
+        return _at_once(function, inputs, out)
     inputs = [*map(_array, inputs)]
     result = out[0] if out else None
     arrays = [each for each in (*inputs, *(out or ())) if isinstance(each, DistributedArray)]
@@ -44,11 +47,7 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
         shape = _spread(getattr(each, "shape", ()), shape, shape if result is not None else None)
     element = _dtype_of(function, inputs)
     if result is not None:
-        result.require_original()
-        if not np.can_cast(element, result.dtype, "same_kind"):
-            raise BufferRefused(
-                f"a result of {element} into {result.dtype}, which is of another kind"
-            )
+        require_room(result, element)
     if function is np.power and element.kind == "i":
         _require_powers(inputs[1], shape)
     layout = model.layout if shape == model.shape else _widened(model, shape)
@@ -62,6 +61,55 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
         if out:  # also where it failed halfway: ranks stay in step
             result.changed()
     return result
+
+
+def _lie_alike(operands: Sequence[Any]) -> bool:
+    """Whether all have one layout, beside numbers, and are computed in the dtype they have."""
+    model = next(each for each in operands if isinstance(each, DistributedArray))
+    return all(
+        type(each) is float
+        or (type(each) is int and abs(each) < 1 << 31)
+        or (
+            type(each) is type(model)
+            and each.space is model.space
+            and each.layout == model.layout
+            and each.dtype not in STORED
+        )
+        for each in operands
+    )
+
+
+def _at_once(function: np.ufunc, inputs: Sequence[Any], out: tuple[Any, ...] | None) -> Any:
+    """Do what :func:`apply` does where nothing moves, in one call of NumPy and few of Python."""
+    model = next(e for e in (*inputs, *(out or ())) if isinstance(e, DistributedArray))
+    kinds: Any = (getattr(each, "dtype", type(each)) for each in inputs)
+    element = _known_dtype(function, *kinds)
+    if function is np.power and element.kind == "i":
+        _require_powers(inputs[1], model.shape)
+    if out:
+        require_room(out[0], element)
+    flats = [getattr(each, "flat", each) for each in inputs]
+    result = out[0] if out else make(model.ndim, model.space, model.layout, element)
+    try:
+        function(*flats, out=result.flat)
+    finally:
+        if out:  # also where it failed halfway: ranks stay in step
+            result.changed()
+    return result
+
+
+@lru_cache(1024)
+def _known_dtype(function: np.ufunc, *kinds: Any) -> np.dtype[Any]:
+    """Return the dtype of the result of arrays of some dtypes, and of numbers."""
+    empty: Any = (each() if isinstance(each, type) else np.empty(0, each) for each in kinds)
+    return function(*empty).dtype  # type: ignore[no-any-return]
+
+
+def require_room(out: DistributedArray, element: np.dtype[Any]) -> None:
+    """Raise an error unless a result of a dtype can be put into a matrix."""
+    out.require_original()
+    if not np.can_cast(element, out.dtype, "same_kind"):
+        raise BufferRefused(f"a result of {element} into {out.dtype}, which is of another kind")
 
 
 def _array(operand: Any) -> Any:
@@ -144,25 +192,12 @@ def _require_powers(exponents: Any, shape: Shape) -> None:
 
 def _parts(result: DistributedArray, operands: Sequence[Any]) -> Iterator[tuple[Array, list[Any]]]:
     """Yield parts of this rank's result, and the operands' elements for each."""
-    alike = all(isinstance(each, DistributedArray) or np.ndim(each) == 0 for each in operands)
-    if alike:
-        yield (
-            result.flat,
-            [each.flat if isinstance(each, DistributedArray) else each for each in operands],
-        )
-        return
     local = [
-        [mine for _, mine in each.blocks()] if isinstance(each, DistributedArray) else each
-        for each in operands
+        [mine for _, mine in e.blocks()] if isinstance(e, DistributedArray) else e for e in operands
     ]
     for number, (block, target) in enumerate(result.blocks()):
-        yield (
-            target,
-            [
-                each[number] if isinstance(each, list) else _window(each, block, result)
-                for each in local
-            ],
-        )
+        mine = (e[number] if isinstance(e, list) else _window(e, block, result) for e in local)
+        yield target, [*mine]
 
 
 def _aligned(operand: Any, shape: Shape, layout: Layout) -> Any:

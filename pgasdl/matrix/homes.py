@@ -25,15 +25,7 @@ Place = tuple[Segment, int] | None
 
 
 class Homes:
-    """A matrix in the memory of its ranks.
-
-    Parameters
-    ----------
-    flat : ndarray
-        This rank's part.
-    places : Sequence[Place]
-        Where each rank's lies.
-    """
+    """A matrix in the memory of its ranks: this rank's part, and the places of all parts."""
 
     def __init__(self, group: Group, flat: Array, places: Sequence[Place]) -> None:
         self._group, self._flat = group, flat
@@ -65,12 +57,8 @@ class Homes:
     def fetch(self, pieces: Pieces, target: Array) -> None:
         """Fill an array with pieces of ranks' parts.
 
-        Those of peers that are not mapped are read: they are there after ``context.wait()``.
-
-        Parameters
-        ----------
-        target : ndarray
-            Of one dimension; in the pool, if anything is read.
+        Those of peers that are not mapped are read, into the pool: they are there after
+        ``context.wait()``.
         """
         names = core_dtype(target.dtype), core_dtype(self._flat.dtype)
         for holder, table, _ in pieces:
@@ -117,21 +105,9 @@ def find_homes(
     timeout: float | None = None,
     buffers: Sequence[Array] = (),
 ) -> tuple[list[Homes], list[int]]:
-    """Tell all ranks where this one's parts of matrices lie. Collective.
+    """Return where all ranks' parts of matrices lie. Collective; all ranks agree on ``what``.
 
-    Parameters
-    ----------
-    what : str
-        All ranks must agree on it.
-    buffers : Sequence[ndarray]
-        What this rank reads into.
-
-    Returns
-    -------
-    list[Homes]
-        Of each matrix, unless some part or buffer lies outside the pool.
-    list[int]
-        The ranks of those that do.
+    If a part, or a buffer that a rank reads into, lies outside the pool: no homes, but these ranks.
     """
     told = group.allgather(what, _told(group, flats, buffers), timeout)
     outside = [rank for rank, each in zip(group.ranks, told, strict=True) if each == _OUTSIDE]

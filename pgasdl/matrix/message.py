@@ -22,20 +22,10 @@ _HEAD = struct.Struct("<Q")  # bytes of the JSON
 
 
 def encode(value: Any, name: Callable[[Any], list[Any] | None]) -> bytes:
-    """Return a message.
+    """Return a message of a value; TypeError: it cannot be sent.
 
-    Parameters
-    ----------
-    value : object
-        Numbers, text, arrays, dtypes, slices, layouts, checkpoints and NumPy's functions, also in
-        lists, tuples and dictionaries.
-    name : Callable[[object], list or None]
-        Names what the receiver has, by what JSON holds; None for all else.
-
-    Raises
-    ------
-    TypeError
-        There is something else in it.
+    Numbers, text, arrays, dtypes, slices, layouts, checkpoints and NumPy's functions can, also in
+    lists, tuples and dictionaries. ``name`` names what the receiver has, by what JSON holds.
     """
     arrays: list[Array] = []
     text = json.dumps(_pack(value, name, arrays)).encode()

@@ -35,17 +35,8 @@ def pairs_between(
     """Return what moves between any two of ``size`` ranks, or stays on one.
 
     A rank takes a block from itself if it has it, else from one of the ranks that have it: those
-    that want it are spread over them.
-
-    Parameters
-    ----------
-    at : tuple[int, int], optional
-        Where the target begins in the source, if it is a part of that; None: it is all of it.
-
-    Raises
-    ------
-    LayoutError
-        The layouts are of different shapes, or of more ranks.
+    that want it are spread over them. ``at`` is where the target begins in the source, if it is a
+    part of that. LayoutError: shapes differ, or there are more ranks.
     """
     _require_match(source, target, size, at)
     blocks = _blocks_of(source)

@@ -83,13 +83,8 @@ def _run(space: Space, way: Way, a: Operand, b: Operand, element: np.dtype[Any])
 class _Product:
     """One rank's part of a product; with a stationary ``b``, of the transposed product.
 
-    Attributes
-    ----------
-    result : DistributedMatrix
-    moving : list[Operand]
-        What ranks need of each other.
-    products : Operand, optional
-        Those of the blocks of a stationary ``a``, one below the other.
+    ``moving`` are the operands that ranks need of each other; ``products`` are those of the blocks
+    of a stationary ``a``, one below the other.
     """
 
     def __init__(

@@ -16,17 +16,13 @@ Range = tuple[int, int]
 class Operand:
     """A matrix as this rank sees it, or its transpose, which is not copied.
 
-    Attributes
-    ----------
-    homes : Homes
-        Where its parts lie; at first this rank knows its own.
-    buffers : list[ndarray]
-        Two, for windows that are not in place: one is filled while the other is used.
+    It has two buffers for windows that are not in place: one is filled while the other is used.
     """
 
     def __init__(self, array: DistributedArray, turned: bool = False) -> None:
         self.array, self._turned = array, turned
         space = array.space
+        # Where its parts lie; at first this rank knows its own.
         self.homes = Homes(space.group, array.flat, [None] * space.group.size)
         self.buffers: list[Array] = []
 

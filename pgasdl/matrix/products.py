@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pgasdl.errors import BufferRefused, LayoutError
+from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.choice import STATIONARY, single
 from pgasdl.matrix.elements import Array, as_computed
+from pgasdl.matrix.elementwise import require_room
 from pgasdl.matrix.index import put
 from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.multiply import multiply
@@ -96,14 +97,11 @@ def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
     (goal,) = out
     if not isinstance(goal, DistributedArray):
         raise TypeError(f"out of type {type(goal).__name__}: out has to be a matrix, too")
-    goal.require_original()
     left, right = map(_operand, (left, right))
     shape = (*left.shape[:-1], *right.shape[1:])
     if shape != goal.shape:
         raise LayoutError(f"a product of shape {shape} into {goal.shape}")
-    element = np.result_type(left.dtype, right.dtype)
-    if not np.can_cast(element, goal.dtype, "same_kind"):
-        raise BufferRefused(f"a result of {element} into {goal.dtype}, which is of another kind")
+    require_room(goal, np.result_type(left.dtype, right.dtype))
     found = matmul(left, right)
     if not isinstance(found, DistributedArray):
         put(goal, ..., found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from pgasdl.matrix.elements import Array, as_computed, computed, core_dtype
 from pgasdl.matrix.layout import Block, Layout, rows
 from pgasdl.matrix.space import UFUNCS
 
-# Elements that are added up at once, by NumPy, and squared, by one thread of BLAS; then in float64.
-_PART, _SQUARED = 1 << 17, 1 << 13
+# Elements that are added up at once, copied to be computed, and squared by one thread of BLAS.
+_PART, _COPIED, _SQUARED = 1 << 20, 1 << 17, 1 << 13
 _ADDED = ("sum", "prod")
 Axis = int | tuple[int, ...] | None
 
@@ -34,9 +35,8 @@ def reduce(
 
     ``dtype`` : of the result; None: NumPy's
     """
-    ufunc, element = UFUNCS[op], None if dtype is None else as_numpy_dtype(dtype)
-    result: np.dtype[Any] = element or ufunc.reduce(np.empty(1, array.dtype)).dtype
-    core_dtype(result)
+    wanted = None if dtype is None else as_numpy_dtype(dtype)
+    ufunc, result = UFUNCS[op], _result(op, array.dtype, wanted)
     if axis == ():
         return array.astype(result)
     axis = _axis(array, axis)
@@ -55,6 +55,14 @@ def reduce(
     return _kept(over_axis(array, axis, op, part, result), axis, keepdims)
 
 
+@lru_cache(256)
+def _result(op: str, given: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:
+    """Return the dtype of a result: NumPy's, if none is wanted."""
+    found: np.dtype[Any] = wanted or UFUNCS[op].reduce(np.empty(1, given)).dtype
+    core_dtype(found)
+    return found
+
+
 def _kept(vector: DistributedArray, axis: int, keepdims: bool) -> Any:
     """Return it as a matrix of one column, or one row, if dimensions are kept."""
     layout = vector.layout if axis else vector.layout.T
@@ -71,7 +79,9 @@ def _alone(array: DistributedArray, total: Any, keepdims: bool) -> Any:
 
 def _axis(array: DistributedArray, axis: Axis) -> int | None:
     """Return the axis that is reduced; None: all are."""
-    given = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if axis is None:
+        return None
+    given = axis if isinstance(axis, tuple) else (axis,)
     axes = [*map(operator.index, given)]
     if not axes or not all(-array.ndim <= each < array.ndim for each in axes):
         raise LayoutError(f"axis {axis} of an array of {array.ndim} dimensions")
@@ -84,26 +94,37 @@ def _axis(array: DistributedArray, axis: Axis) -> int | None:
 def combined(array: DistributedArray, what: str, parts: list[Any], op: str, dtype: Any) -> Any:
     """Return the reduction of all ranks' numbers, the same on each; ``what`` names it."""
     core = _core(dtype)
-    mine = UFUNCS[op].reduce([_identity(op, core), *parts]).astype(core)
-    return array.space.reduce(f"{what} of {array.identity}", np.reshape(mine, 1), op)[0]
+    mine = UFUNCS[op].reduce(parts or [_identity(op, core)], dtype=core, keepdims=True)
+    return array.space.reduce(f"{what} of {array.identity}", mine, op)[0]
 
 
-def _square(piece: Array) -> Any:
+def _squares(piece: Array) -> Any:
     """Return the sum of squares: in float64 where the dtype has no room for it."""
-    found = piece @ piece if piece.dtype.kind == "f" else 0
-    if not 1e-30 < found < math.inf:
+    if piece.dtype.kind != "f":
         piece = piece.astype(np.float64)
-        found = piece @ piece
-    return found
+    cut = len(piece) - len(piece) % _SQUARED
+    parts = piece[:cut].reshape(-1, _SQUARED), piece[cut:].reshape(1, -1)
+    return sum(_squared(rows) for rows in parts if rows.size)
 
 
-def _pieces(array: DistributedArray, n: int = _PART) -> Iterator[Array]:
-    """Yield what counts here, as it is computed, in pieces that the caches hold."""
-    stored = computed(array.dtype) != array.dtype
+def _squared(rows: Array) -> Any:
+    found = np.matmul(rows[:, None], rows[:, :, None])
+    if rows.dtype != np.float64:
+        beyond = ~((found > 1e-30) & (found < math.inf)).ravel()
+        found = found.astype(np.float64)
+        if beyond.any():
+            wide = rows[beyond].astype(np.float64)
+            found[beyond] = np.matmul(wide[:, None], wide[:, :, None])
+    return np.add.reduce(found, None)
+
+
+def _pieces(array: DistributedArray) -> Iterator[Array]:
+    """Yield what counts here, as it is computed: what is copied for that in smaller pieces."""
+    n = _PART if computed(array.dtype) == array.dtype else _COPIED
     for _, mine in array.kept():
         flat = mine.reshape(-1)
         for at in range(0, len(flat), n):
-            yield as_computed(flat[at : at + n]) if stored else flat[at : at + n]
+            yield as_computed(flat[at : at + n])
 
 
 def over_axis(
@@ -113,38 +134,35 @@ def over_axis(
     part: Callable[[Block, Array], Array],
     result: np.dtype[Any],
 ) -> Any:
-    """Return the vector that is reduced over an axis of a matrix.
+    """Return the vector that is reduced over an axis: ``part`` returns what a block adds to it.
 
     It has the layout of the other axis if no block is cut along this one; else every rank has it.
-
-    Parameters
-    ----------
-    part : Callable[[Block, ndarray], ndarray]
-        What a block has to the vector's elements from its own first row or column on.
     """
-    n = array.layout.shape[1 - axis]
-
-    def of(block: Block) -> tuple[int, int]:
-        return (block.row, block.rows) if axis else (block.column, block.columns)
-
     across = array.layout if axis else array.layout.T
-    if across.whole_rows and array.layout.shape[axis]:
-        found = (Block(b.rank, of(b)[0], 0, of(b)[1], 1) for b in array.layout.blocks)
-        layout = Layout((n, 1), found, array.layout.name if axis else array.layout.T.name)
+    layout = _first_column(across)
+    if layout is not None:
         vector = make(1, array.space, layout, result)
         parts = [part(block, mine) for block, mine in array.blocks()]
         if parts:
             vector.flat[:] = np.concatenate(parts)
         return vector
-    core = _core(result)
+    core, n = _core(result), across.shape[0]
     whole = np.full(n, _identity(op, core), core)
     for block, mine in array.kept():
-        begin, length = of(block)
-        here = whole[begin : begin + length]
+        here = whole[block.where[1 - axis]]
         UFUNCS[op](here, part(block, mine), out=here, casting="unsafe")
     whole = array.space.reduce(f"{op} over axis {axis} of {array.identity}", whole, op)
     everywhere = array.space.layout((n, 1), "replicated")
     return make(1, array.space, everywhere, result, whole.astype(result))
+
+
+@lru_cache(256)
+def _first_column(layout: Layout) -> Layout | None:
+    """Return the layout of the rows' first elements; None: some are cut, or there are none."""
+    if not (layout.whole_rows and layout.shape[1]):
+        return None
+    found = (Block(b.rank, b.row, 0, b.rows, 1) for b in layout.blocks)
+    return Layout((layout.shape[0], 1), found, layout.name)
 
 
 def _core(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -212,7 +230,7 @@ def norm(array: DistributedArray, axis: Axis = None) -> Any:
 
     if over is None:
         with np.errstate(over="ignore"):
-            parts = [*map(_square, _pieces(array, _SQUARED))]
+            parts = [*map(_squares, _pieces(array))]
         total = np.sqrt(combined(array, "norm", parts, "sum", exact))
     else:
         total = np.sqrt(over_axis(array, over, "sum", part, exact))

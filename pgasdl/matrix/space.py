@@ -21,6 +21,7 @@ from pgasdl.matrix.homes import find_homes
 from pgasdl.matrix.layout import Layout, Shape, named
 from pgasdl.matrix.moves import Pieces, moves_between, pieces_between
 from pgasdl.matrix.serving import quiet, served
+from pgasdl.matrix.spare import Spare
 from pgasdl.plans.cost import Model
 
 if TYPE_CHECKING:
@@ -56,23 +57,15 @@ class Space:
 
     Matrices lie in memory that no peer touches: in the pool, where the group has one.
 
-    Attributes
-    ----------
-    context : Context
-        This rank.
-    group : Group
-        The ranks that layouts name, by their places in it.
-    told : Explanation, optional
-        Where it is noted what would move, while nothing does.
-    spans : list[Span], optional
-        Where it is noted what this rank does.
+    Layouts name the ranks of the group by their places in it.
     """
 
     def __init__(self, context: Context, group: Group) -> None:
         self.context, self.group = context, group
+        # Where it is noted what would move, while nothing does; and what this rank does.
         self.told: Explanation | None = None
         self.spans: list[Span] | None = None
-        self.n_arrays = 0
+        self.n_arrays, self._spare = 0, Spare()
         self.namespace: Any = None  # of the array API, once somebody has asked for it
         # Replicas that would have been filled, had their elements not been explained only.
         self.pretended: list[Any] = []
@@ -98,13 +91,7 @@ class Space:
         return MAPPED if self.group.mapped else NETWORK
 
     def layout(self, shape: Shape, wanted: Layout | str) -> Layout:
-        """Return the layout of a name, on all ranks of the group.
-
-        Raises
-        ------
-        LayoutError
-            No such name, or a layout of another shape or of more ranks.
-        """
+        """Return the layout of a name, on all ranks of the group; LayoutError: it does not fit."""
         size = self.group.size
         if isinstance(wanted, str):
             return named(wanted, shape, size)
@@ -119,23 +106,10 @@ class Space:
         taken: Array,
         at: tuple[int, int] | None = None,
     ) -> None:
-        """Fill this rank's part of ``target`` from all ranks' parts of an array. Collective.
+        """Fill ``taken``, this rank's part of ``target``, from all ranks' parts. Collective.
 
-        Parameters
-        ----------
-        array : DistributedArray
-        taken : ndarray
-            What this rank gets, of one dimension.
-        at : tuple[int, int], optional
-            Where the target begins in the array, if it is a part of that.
-
-        Raises
-        ------
-        MismatchError
-            Ranks move different matrices.
-        PlanError
-            A conversion from or to integers.
-        PeerLost, Timeout
+        ``at`` is where the target begins in the array, if it is a part of that. Integers are not
+        converted: PlanError.
         """
         source, given = array.layout, array.flat
         if given.dtype != taken.dtype and {given.dtype.kind, taken.dtype.kind} & {"i", "b"}:
@@ -217,16 +191,9 @@ class Space:
         return Steps(state.unfinished, self.group, what, self.context._seconds(None))
 
     def reduce(self, what: str, array: Array, op: str = "sum") -> Array:
-        """Return the sum of every rank's array, or another reduction. Collective.
+        """Return the sum of every rank's array, or "min", "max" or "prod". Collective.
 
-        Parameters
-        ----------
-        what : str
-            All ranks must agree on it.
-        array : ndarray
-            Of one dimension; a long one may hold the result.
-        op : str, default "sum"
-            Or "min", "max" or "prod".
+        All ranks must agree on ``what``. A long array may hold the result.
         """
         if self.told is not None:
             self.told.note_reduction(array)
@@ -245,7 +212,9 @@ class Space:
     def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for a rank's blocks: out of the group's pool, if that has room."""
         found = self.context._pool.host_bytes(count * dtype.itemsize, self.group)
-        return np.empty(count, dtype) if found is None else found.view(dtype)
+        if found is None:
+            found = self._spare.empty(count * dtype.itemsize)
+        return found.view(dtype)
 
     def close(self) -> None:
         """Give up the executions and, unless peers may still write there, the memory."""

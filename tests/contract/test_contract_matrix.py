@@ -226,6 +226,15 @@ def test_a_steady_loop_registers_nothing(ctx: Any) -> None:
     assert ctx.footprint() == before[1]
 
 
+@contract(ranks=2)
+def test_memory_is_used_again_only_when_no_view_is_left(ctx: Any) -> None:
+    a = pm.full(ctx, (ctx.size * 512, 512), 1)
+    views = [(a * factor).flat[1:] for factor in (2, 3.0, 4)]
+    places = {(a * factor).flat.ctypes.data for factor in (5, 6, 7)}
+    assert len(places) == 1, "new memory for each"
+    assert all((view == due).all() for view, due in zip(views, (2, 3, 4), strict=True))
+
+
 @contract(ranks=(2, 3))
 def test_random_numbers_depend_on_their_places_alone(ctx: Any) -> None:
     shape, dice = (70, 130), random.Random(1)
