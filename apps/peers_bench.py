@@ -11,8 +11,8 @@
 asks in its turn; of a library the best of its variants is shown, beside the physical floor. ``mpi``
 measures transport mpi and mpi4py's own calls in the same ranks, ``rdma`` transport verbs and
 perftest on the same device. ``product`` and ``remap`` are of square matrices of float32: beside one
-process's BLAS with a thread for each rank, ScaLAPACK, DTensor and Dask; beside a copy of as many
-bytes, ``MPI_Alltoallw``, DTensor and Dask. Times are microseconds; those of writes are one way.
+process's BLAS with a thread for each rank; beside a copy of as many bytes, and ``MPI_Alltoallw``.
+Times are microseconds; those of writes are one way.
 """
 
 from __future__ import annotations

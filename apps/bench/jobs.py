@@ -46,12 +46,6 @@ class PeerKind:
     alone: bool = False  # it is one process, with a thread for each rank
 
 
-def _dtensor(backend: str, environ: dict[str, str]) -> PeerKind:
-    environ = {"BENCH_BACKEND": backend} | environ
-    both = ("product", "remap")
-    return PeerKind("bench.peers.dtensor", ("torch",), environ=environ, ways=(), matrices=both)
-
-
 _MPI = "bench.peers.mpi"
 # A variant has the name of its library, "-", and its own.
 PEER_KINDS = {
@@ -76,24 +70,6 @@ PEER_KINDS = {
         ways=(),
         matrices=("product",),
         alone=True,
-    ),
-    "dask": PeerKind(
-        "bench.peers.blas",
-        ("dask",),
-        environ={"BENCH_DASK": "1", "OPENBLAS_NUM_THREADS": "1"},
-        ways=(),
-        matrices=("product", "remap"),
-        alone=True,
-    ),
-    "dtensor-gloo": _dtensor("gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
-    "dtensor-pgasdl": _dtensor("pgasdl", {}),
-    "scalapack": PeerKind(
-        "bench.peers.scalapack",
-        (),
-        "openmpi",
-        {"OPENBLAS_NUM_THREADS": "1"},
-        ways=(),
-        matrices=("product",),
     ),
 }
 

@@ -58,7 +58,7 @@ class Matrices:
                 spare[place][: len(rows)] = rows[:, place]
 
         def remap() -> None:
-            a._fill(b)
+            a.space.move(a, b.layout, b.flat)
 
         ours = {
             "copy": [self._contender(copy, n)],
