@@ -89,7 +89,8 @@ def hash_of(root: Path, paths: Sequence[str]) -> str:
 
 def variables(root: Path, environment: Path) -> dict[str, str]:
     """Of commands in a virtual environment: tested versions, compiled objects from the cache."""
-    kept = {name: text for name, text in os.environ.items() if name not in ("CI", "PYTHONHOME")}
+    left_out = ("CI", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")  # pytest keeps rewritten tests
+    kept = {name: text for name, text in os.environ.items() if name not in left_out}
     return kept | {
         "VIRTUAL_ENV": str(environment),
         "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
