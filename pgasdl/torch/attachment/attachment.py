@@ -305,14 +305,8 @@ class Attachment:
         ------
         PlanError
             In kind "update", after a backward without a step.
-        Timeout
-            Names what is missing; the next call continues.
-        PeerLost
-            A rank died.
-        MismatchError
-            Ranks disagree on what they do.
-        ClosedError
-            The context or the exchange was closed.
+        Timeout, PeerLost, MismatchError, ClosedError
+            As :meth:`wait`.
         """
         for layer in self._layers:
             self._use(layer)
@@ -332,20 +326,13 @@ class Attachment:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of a step that is due after that step.
 
-        It takes the place of the model's and the optimizer's ``zero_grad``.
-
-        Where a backward was not followed by a step, it waits for the exchanges; then:
+        It takes the place of the model's and the optimizer's ``zero_grad``. Where no step followed
+        a backward, it waits for the exchanges, and may raise:
 
         Raises
         ------
-        Timeout
-            Names what is missing; the next call continues.
-        PeerLost
-            A rank died.
-        MismatchError
-            Ranks disagree on what they do.
-        ClosedError
-            The context or the exchange was closed.
+        Timeout, PeerLost, MismatchError, ClosedError
+            As :meth:`wait`.
         """
         self._leave_out()
         for layer in self._layers:
@@ -361,14 +348,8 @@ class Attachment:
 
         Raises
         ------
-        Timeout
-            Names what is missing. Model and optimizer are given back all the same.
-        PeerLost
-            A rank died.
-        MismatchError
-            Ranks disagree on what they do.
-        ClosedError
-            The context or the exchange was closed.
+        Timeout, PeerLost, MismatchError, ClosedError
+            As :meth:`wait`. Model and optimizer are given back all the same.
         """
         if not self._layer_of:
             return

@@ -100,13 +100,16 @@ def on_device(tensor: Tensor) -> Tensor:
     if hasattr(tensor, "trigger_wait"):  # the result of a functional collective
         tensor = tensor.trigger_wait()
     alias = tensor.data
-    try:
-        in_memory = alias.numel() == 0 or alias.data_ptr() != 0
-    except RuntimeError:
-        in_memory = False
-    if not in_memory:
+    if not _has_memory(alias):
         raise _without_memory(tensor)
     return alias
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def _require_dense(tensor: Tensor) -> None:
@@ -121,11 +124,7 @@ def _alias(tensor: Tensor) -> Tensor:
     _require_dense(tensor)
     plain = type(tensor) is Tensor and not tensor.requires_grad
     alias = tensor if plain else tensor.detach()
-    try:
-        in_memory = alias.numel() == 0 or alias.data_ptr() != 0
-    except RuntimeError:
-        in_memory = False
-    if in_memory:
+    if _has_memory(alias):
         return alias
     if hasattr(tensor, "trigger_wait"):
         return _alias(tensor.trigger_wait())

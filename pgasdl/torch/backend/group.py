@@ -70,16 +70,7 @@ def _leave_all() -> None:
 class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
     """A process group of backend "pgasdl". Made by ``init_process_group`` and ``new_group``.
 
-    Parameters
-    ----------
-    shared : SharedContext
-        The context that has its ranks.
-    ranks : Sequence[int]
-        Its ranks, as numbers in the default group.
-    rank : int
-        This process's place among them.
-    timeout : timedelta
-        Default of every operation.
+    ``ranks`` are numbers in the default group, ``rank`` is this process's place among them.
 
     Attributes
     ----------
@@ -658,13 +649,7 @@ patches.replace_split_group(ProcessGroup, NAME)
 
 
 def create(given: Any, _: object = None) -> ProcessGroup:
-    """Make the process group that torch.distributed asks for. Collective.
-
-    Parameters
-    ----------
-    given : _DistributedBackendOptions
-        Ranks, store and timeout.
-    """
+    """Make the process group that torch.distributed asks for, by its options. Collective."""
     ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
     keep(given.store)
     with torch_errors():

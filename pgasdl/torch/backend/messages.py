@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Messages:
         with self._changed:
             self._require_open()
             self._peers[peer].sending.append(message)
-            self._guarded_push(peer)
+            self._guarded(self._push, (peer,))
         return message
 
     def when_over(self, message: Message, call: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ class Messages:
                 self._take_arrived(place, message)
                 if message not in self._receiving:
                     break
-            self._guarded_drain()
+            self._guarded(self._drain, range(len(self._peers)))
         return message
 
     def wait(self, message: Message, seconds: float) -> None:
@@ -212,18 +212,10 @@ class Messages:
             self._peers[peer].raised.add(slot)
             self._drain(peer)
 
-    def _guarded_push(self, peer: int) -> None:
+    def _guarded(self, act: Callable[[int], None], peers: Iterable[int]) -> None:
         try:
-            self._push(peer)
-        except PgasError as error:
-            self._fail(error)
-        self._changed.notify_all()
-
-    def _guarded_drain(self) -> None:
-        try:
-            for peer in range(len(self._peers)):
-                if self._peers[peer].raised:
-                    self._drain(peer)
+            for peer in peers:
+                act(peer)
         except PgasError as error:
             self._fail(error)
         self._changed.notify_all()
