@@ -38,7 +38,7 @@ NEXT: dict[State, tuple[State, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobRow:
     """A row of the table of jobs. Times are seconds since 1970."""
 
     id: int  # from 1

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pgasdl.jobs import steps
-from pgasdl.jobs.job import Job
+from pgasdl.jobs.job import JobRow
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.runner import Kind, Look, Lost
 from pgasdl.jobs.supervisor import BEGUN, CONTROL, LOCK, MESSAGES, OUTCOME
@@ -38,14 +38,14 @@ class LocalRunner:
         self._watched: set[tuple[int, int]] = set()
         self._processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
-    def lay_out(self, job: Job, kind: Kind) -> None:
+    def lay_out(self, job: JobRow, kind: Kind) -> None:
         """Make the folder of a step; see :class:`pgasdl.jobs.runner.Runner`."""
         request = job.request
         launcher = [*steps.PGASDL, "run", "-n", str(request.ranks), "--keep-going"]
         launcher += [f"--grace={request.grace}", "--"]
         steps.lay_out(self._places, self._root, job, kind, launcher)
 
-    def start(self, job: Job, kind: Kind) -> None:
+    def start(self, job: JobRow, kind: Kind) -> None:
         """Start a supervisor for the present step."""
         step = self._places.step(job.id, job.step)
         with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ class LocalRunner:
                 start_new_session=True,
             )
 
-    def look(self, job: Job) -> Look:
+    def look(self, job: JobRow) -> Look:
         """Return the state of the present step, by its lock and its files."""
         step = self._places.step(job.id, job.step)
         try:
@@ -88,7 +88,7 @@ class LocalRunner:
         begun = (step / BEGUN).exists() or (step / OUTCOME).exists()
         return _LOST if begun else "never began"
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: JobRow) -> None:
         """Ask the supervisor to end its program: SIGTERM, and after its grace SIGKILL."""
         step = self._places.step(job.id, job.step)
         # An error means that nobody reads, or that it was asked often enough.
@@ -99,7 +99,7 @@ class LocalRunner:
             finally:
                 os.close(descriptor)
 
-    def watch(self, job: Job, ended: Callable[[], None]) -> None:
+    def watch(self, job: JobRow, ended: Callable[[], None]) -> None:
         """Call ``ended`` from a thread when the lock of the present step is free."""
         step = (job.id, job.step)
         if step not in self._watched:

@@ -26,7 +26,7 @@ class Operation:
     path: str
     name: str
     summary: str
-    endpoint: Callable[[Request, Call], Awaitable[Response]]
+    endpoint: Callable[[Request, CheckedRequest], Awaitable[Response]]
     answer: Schema | str  # the schema of a JSON document, or the media type of something else
     status: int = 200
     body: Schema | None = None
@@ -36,7 +36,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CheckedRequest:
     """The checked parts of a request."""
 
     job: int  # the id in the path; 0: there is none
@@ -44,7 +44,7 @@ class Call:
     body: Any  # the document
 
 
-async def read(request: Request, operation: Operation) -> Call:
+async def read(request: Request, operation: Operation) -> CheckedRequest:
     """Check a request; JobError says what is wrong."""
     job = int(request.path_params.get("id", 0))
     if "id" in request.path_params and not 1 <= job <= LARGEST:
@@ -56,7 +56,7 @@ async def read(request: Request, operation: Operation) -> Call:
         check(body, operation.body)
     elif operation.method == "POST" and await request.body():
         raise refused("", "this operation takes no body")
-    return Call(job, query, body)
+    return CheckedRequest(job, query, body)
 
 
 def _query(request: Request, known: Mapping[str, Schema]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pgasdl.errors import JobError
 from pgasdl.jobs import telemetry
 from pgasdl.jobs.job import ACTIVE, State
 from pgasdl.jobs.messages import COMMAND, NAME, REPORT, Command
-from pgasdl.jobs.operations import ID, Call, Operation
+from pgasdl.jobs.operations import ID, CheckedRequest, Operation
 from pgasdl.jobs.requests import LARGEST
 from pgasdl.jobs.schema import Schema
 from pgasdl.jobs.store import Store
@@ -106,7 +106,7 @@ class Protocol:
             ),
         )  # fmt: skip
 
-    async def send(self, _: Request, call: Call) -> Response:
+    async def send(self, _: Request, call: CheckedRequest) -> Response:
         """Keep a command for the job."""
         command = Command.from_json(call.body)
         number = await run_in_threadpool(self._send, call.job, command)
@@ -121,7 +121,7 @@ class Protocol:
         with self._store.transaction() as database:
             return telemetry.note(database, job, "command", command.as_json())
 
-    async def commands(self, request: Request, call: Call) -> Response:
+    async def commands(self, request: Request, call: CheckedRequest) -> Response:
         """Wait for commands, and send them."""
         limit = time.monotonic() + _WAIT
         while True:
@@ -140,7 +140,7 @@ class Protocol:
         with self._store.reading() as database:
             return telemetry.commands(database, job, after, _MOST_COMMANDS)
 
-    async def report(self, _: Request, call: Call) -> Response:
+    async def report(self, _: Request, call: CheckedRequest) -> Response:
         """Keep a job's report, all of it or nothing."""
         await run_in_threadpool(self._report, call.job, call.body)
         return JSONResponse({})
@@ -160,7 +160,7 @@ class Protocol:
                 telemetry.note(database, job, "event", body)
         self.reports[job] += 1
 
-    async def metrics(self, _: Request, call: Call) -> Response:
+    async def metrics(self, _: Request, call: CheckedRequest) -> Response:
         """Send metrics."""
         return JSONResponse(await run_in_threadpool(self._metrics, call.job, call.query))
 

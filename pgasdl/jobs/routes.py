@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from pgasdl.errors import JobError
 from pgasdl.jobs import openapi
-from pgasdl.jobs.job import JOB, Job, State
-from pgasdl.jobs.operations import ID, Call, Operation
+from pgasdl.jobs.job import JOB, JobRow, State
+from pgasdl.jobs.operations import ID, CheckedRequest, Operation
 from pgasdl.jobs.places import Places, folder_of, inside, program_of, regular_bytes
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
@@ -105,12 +105,12 @@ class Service:
             ),
         )  # fmt: skip
 
-    async def submit(self, _: Request, call: Call) -> Response:
+    async def submit(self, _: Request, call: CheckedRequest) -> Response:
         """Put a job into the queue."""
         job = await run_in_threadpool(self._submit, call.body)
         return JSONResponse(job.as_json(), 201, {"Location": f"/api/v1/jobs/{job.id}"})
 
-    def _submit(self, document: object) -> Job:
+    def _submit(self, document: object) -> JobRow:
         request = JobRequest.from_json(document)
         self._scheduler.accept(request)
         folder = folder_of(self._root, request.folder)
@@ -121,22 +121,22 @@ class Service:
         self._scheduler.wake()
         return job
 
-    async def page(self, _: Request, call: Call) -> Response:
+    async def page(self, _: Request, call: CheckedRequest) -> Response:
         """List jobs by pages."""
         limit, before, state = (call.query[name] for name in ("limit", "before", "state"))
         jobs = await run_in_threadpool(self._store.newest, limit, before, state)
         following = jobs[-1].id if len(jobs) == limit and jobs[-1].id > 1 else None
         return JSONResponse({"jobs": [job.as_json() for job in jobs], "next": following})
 
-    async def show(self, _: Request, call: Call) -> Response:
+    async def show(self, _: Request, call: CheckedRequest) -> Response:
         """Show a job."""
         return JSONResponse((await run_in_threadpool(self._store.job, call.job)).as_json())
 
-    async def stop(self, _: Request, call: Call) -> Response:
+    async def stop(self, _: Request, call: CheckedRequest) -> Response:
         """Ask for a job's end."""
         return await self._changed(self._store.stop, call.job)
 
-    async def restart(self, _: Request, call: Call) -> Response:
+    async def restart(self, _: Request, call: CheckedRequest) -> Response:
         """Put a job that has ended into the queue."""
         return await self._changed(self._store.restart, call.job)
 
@@ -145,23 +145,23 @@ class Service:
         self._scheduler.wake(job)
         return JSONResponse(changed.as_json())
 
-    async def log(self, _: Request, call: Call) -> Response:
+    async def log(self, _: Request, call: CheckedRequest) -> Response:
         """Send a part of a job's log, at most 1 MiB."""
         await run_in_threadpool(self._store.job, call.job)
         data = await run_in_threadpool(_read_from, self._places.log(call.job), call.query["offset"])
         return Response(data, media_type="application/octet-stream")
 
-    async def livez(self, _: Request, __: Call) -> Response:
+    async def livez(self, _: Request, __: CheckedRequest) -> Response:
         """Answer."""
         return JSONResponse({"status": "alive"})
 
-    async def readyz(self, _: Request, __: Call) -> Response:
+    async def readyz(self, _: Request, __: CheckedRequest) -> Response:
         """Say whether jobs start and end."""
         if trouble := self._scheduler.trouble:
             raise JobError(trouble, 503)
         return JSONResponse({"status": "ready"})
 
-    async def openapi(self, _: Request, __: Call) -> Response:
+    async def openapi(self, _: Request, __: CheckedRequest) -> Response:
         """Describe the interface."""
         return JSONResponse(self._description)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pgasdl.jobs.job import Job
+from pgasdl.jobs.job import JobRow
 
 Kind = Literal["stage", "run"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepEnd:
     """The end of a step."""
 
     kind: Kind
@@ -22,7 +22,7 @@ class Outcome:
     ended: float  # seconds since 1970
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Outcome:
+    def from_json(cls, document: Mapping[str, Any]) -> StepEnd:
         """Read the document that a supervisor wrote."""
         return cls(**document)
 
@@ -35,7 +35,7 @@ class Lost:
 
 
 # The state of a step, as far as it is known.
-Look = Outcome | Lost | Literal["runs", "never began"]
+Look = StepEnd | Lost | Literal["runs", "never began"]
 
 
 class Runner(Protocol):
@@ -49,11 +49,11 @@ class Runner(Protocol):
 
     resources: frozenset[str]
 
-    def lay_out(self, job: Job, kind: Kind) -> None:
+    def lay_out(self, job: JobRow, kind: Kind) -> None:
         """Make the folder of a step, before it is written down that it runs; raises as start."""
         ...
 
-    def start(self, job: Job, kind: Kind) -> None:
+    def start(self, job: JobRow, kind: Kind) -> None:
         """Start the present step of a job.
 
         Raises
@@ -67,14 +67,14 @@ class Runner(Protocol):
         """
         ...
 
-    def look(self, job: Job) -> Look:
+    def look(self, job: JobRow) -> Look:
         """Return the state of the present step; UnavailableError: the place does not answer."""
         ...
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: JobRow) -> None:
         """Ask the present step to end; asking again changes nothing."""
         ...
 
-    def watch(self, job: Job, ended: Callable[[], None]) -> None:
+    def watch(self, job: JobRow, ended: Callable[[], None]) -> None:
         """Call ``ended`` from a thread when the present step has ended; once for each step."""
         ...

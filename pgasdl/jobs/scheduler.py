@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from pgasdl.errors import JobError, UnavailableError
-from pgasdl.jobs.job import Job, State
+from pgasdl.jobs.job import JobRow, State
 from pgasdl.jobs.requests import JobRequest
-from pgasdl.jobs.runner import Kind, Lost, Outcome, Runner
+from pgasdl.jobs.runner import Kind, Lost, Runner, StepEnd
 from pgasdl.jobs.schema import refused
 from pgasdl.jobs.store import Store
 
@@ -111,7 +111,7 @@ class Scheduler:
         now = time.monotonic()
         return [job for job, until in list(self._pauses.items()) if until > now]
 
-    def _look_after(self, job: Job) -> None:
+    def _look_after(self, job: JobRow) -> None:
         stopping = job.state is State.STOPPING
         match self._runner.look(job):
             case "runs":
@@ -127,10 +127,10 @@ class Scheduler:
                 self._store.move(job, State.LOST, f"{job.reason}; {reason}")
             case Lost(reason):
                 self._fail(job, State.LOST, reason, {})
-            case Outcome() as outcome:
+            case StepEnd() as outcome:
                 self._settle(job, outcome)
 
-    def _settle(self, job: Job, outcome: Outcome) -> None:
+    def _settle(self, job: JobRow, outcome: StepEnd) -> None:
         """Move a job whose step has ended to its next state."""
         columns: dict[str, Any] = {"status": outcome.status, "ended": outcome.ended}
         stopping = job.state is State.STOPPING
@@ -148,7 +148,7 @@ class Scheduler:
         else:
             self._store.move(job, State.DONE, **columns)
 
-    def _fail(self, job: Job, state: State, reason: str, columns: dict[str, Any]) -> None:
+    def _fail(self, job: JobRow, state: State, reason: str, columns: dict[str, Any]) -> None:
         """Queue a failed job again, if restarts are left, or end it."""
         if job.restarts_left and job.state is not State.STOPPING:
             reason = f"started again: {reason}"
@@ -158,7 +158,7 @@ class Scheduler:
         else:
             self._store.move(job, state, reason, **columns)
 
-    def _begin(self, job: Job, kind: Kind) -> None:
+    def _begin(self, job: JobRow, kind: Kind) -> None:
         """Start the next step of a job."""
         state = State.STAGING if kind == "stage" else State.RUNNING
         started = job.started or time.time()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pgasdl.errors import JobError, UnavailableError
 from pgasdl.jobs import steps
-from pgasdl.jobs.job import Job, State
+from pgasdl.jobs.job import JobRow, State
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.proof import signature
 from pgasdl.jobs.requests import RESOURCES
@@ -53,14 +53,14 @@ class SlurmRunner:
         self._seen = _NEVER  # the queue, and when
         self._thread: threading.Thread | None = None
 
-    def lay_out(self, job: Job, kind: Kind) -> None:
+    def lay_out(self, job: JobRow, kind: Kind) -> None:
         """Make the folder of a step; see :class:`pgasdl.jobs.runner.Runner`."""
         # SIGTERM to srun itself would end the ranks at once.
         stop = ["scancel", "--signal=TERM", f"--name={self._name(job)}"]
         srun = [self._srun, "--label", "--kill-on-bad-exit=0", sys.executable, "-u"]
         steps.lay_out(self._places, self._root, job, kind, srun, stop)
 
-    def start(self, job: Job, kind: Kind) -> None:
+    def start(self, job: JobRow, kind: Kind) -> None:
         """Hand the present step to Slurm."""
         request, name, step = job.request, self._name(job), self._places.step(job.id, job.step)
         steps.set_aside(step)
@@ -85,7 +85,7 @@ class SlurmRunner:
         (step / _SUBMITTED).touch()
         self._seen = _NEVER
 
-    def look(self, job: Job) -> Look:
+    def look(self, job: JobRow) -> Look:
         """Return the state of the present step, by its folder and Slurm's queue."""
         step, name = self._places.step(job.id, job.step), self._name(job)
         queued = name in self._queue()
@@ -106,7 +106,7 @@ class SlurmRunner:
         del self._gone[name]
         return "never began" if job.state is State.STOPPING else _LOST
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: JobRow) -> None:
         """Take the step out of the queue, or ask its supervisor to end its program."""
         name = self._name(job)
         with self._lock:
@@ -118,7 +118,7 @@ class SlurmRunner:
             _asked("scancel", f"--name={name}", "--state=PENDING")
             _asked("scancel", f"--name={name}", "--signal=TERM", "--batch")
 
-    def watch(self, job: Job, ended: Callable[[], None]) -> None:
+    def watch(self, job: JobRow, ended: Callable[[], None]) -> None:
         """Call ``ended`` from a thread when the present step is not in Slurm's queue any more."""
         with self._lock:
             self._watched[self._name(job)] = ended
@@ -141,7 +141,7 @@ class SlurmRunner:
                 for ended in told:
                     ended()
 
-    def _name(self, job: Job) -> str:
+    def _name(self, job: JobRow) -> str:
         """Return the name of a step in Slurm, also if its folder was removed."""
         token, parts = self._places.token.read_text(), (str(job.id), str(job.submitted))
         return f"pgasdl-{signature(token, 'slurm', *parts, str(job.step))[:24]}"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pgasdl.jobs import secret
-from pgasdl.jobs.job import Job
+from pgasdl.jobs.job import JobRow
 from pgasdl.jobs.places import Places, folder_of, inside, program_of, regular_bytes
-from pgasdl.jobs.runner import Kind, Lost, Outcome
+from pgasdl.jobs.runner import Kind, Lost, StepEnd
 from pgasdl.jobs.supervisor import BEGUN, COMMAND, OUTCOME
 
 PGASDL = (sys.executable, "-P", "-m", "pgasdl")
@@ -25,7 +25,7 @@ _SECRET = "secret"  # noqa: S105 - of the ranks among each other: a file's name
 def lay_out(
     places: Places,
     root: Path,
-    job: Job,
+    job: JobRow,
     kind: Kind,
     launcher: Sequence[str],
     stop: Sequence[str] = (),
@@ -64,17 +64,17 @@ def set_aside(step: Path) -> None:
         os.close(descriptor)
 
 
-def outcome(step: Path) -> Outcome | None:
+def outcome(step: Path) -> StepEnd | None:
     """Return the outcome that a supervisor wrote; None: there is none, or it is damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-        return Outcome.from_json(json.loads(regular_bytes(step / OUTCOME)))
+        return StepEnd.from_json(json.loads(regular_bytes(step / OUTCOME)))
     return None
 
 
 def _command(
     places: Places,
     root: Path,
-    job: Job,
+    job: JobRow,
     kind: Kind,
     launcher: Sequence[str],
     stop: Sequence[str],

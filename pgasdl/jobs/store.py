@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from pgasdl.errors import ConfigError, JobError, UnavailableError
-from pgasdl.jobs.job import ACTIVE, ENDED, NEXT, Event, Job, State
+from pgasdl.jobs.job import ACTIVE, ENDED, NEXT, Event, JobRow, State
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.requests import JobRequest
 from pgasdl.jobs.reserve import Reserve
@@ -86,24 +86,24 @@ class Store:
 
     # --- reading
 
-    def job(self, job: int) -> Job:
+    def job(self, job: int) -> JobRow:
         """Return a job; JobError with status 404: there is none."""
         rows = self._jobs("WHERE id = ?", job)
         if not rows:
             raise JobError(f"there is no job {job}", 404)
         return rows[0]
 
-    def newest(self, limit: int, before: int, state: str = "") -> list[Job]:
+    def newest(self, limit: int, before: int, state: str = "") -> list[JobRow]:
         """Return jobs by falling id, those below ``before``, of any or of one state."""
         clause = "WHERE id < ? AND (? = '' OR state = ?) ORDER BY id DESC LIMIT ?"
         return self._jobs(clause, before, state, state, limit)
 
-    def active(self) -> list[Job]:
+    def active(self) -> list[JobRow]:
         """Return the jobs that hold slots."""
         marks = ", ".join("?" for _ in ACTIVE)
         return self._jobs(f"WHERE state IN ({marks}) ORDER BY id", *ACTIVE)
 
-    def first(self, but: Collection[int] = ()) -> Job | None:
+    def first(self, but: Collection[int] = ()) -> JobRow | None:
         """Return the job whose turn it is, but for some that wait."""
         marks = ", ".join("?" for _ in but)
         clause = f"WHERE state = ? AND id NOT IN ({marks}) ORDER BY queued, id LIMIT 1"
@@ -135,7 +135,7 @@ class Store:
 
     # --- writing
 
-    def add(self, request: JobRequest) -> Job:
+    def add(self, request: JobRequest) -> JobRow:
         """Put a new job at the end of the queue."""
         now = time.time()
         document = json.dumps(request.as_json())
@@ -150,33 +150,33 @@ class Store:
             _note(database, job, now, State.QUEUED, "", None)
         return self.job(job)
 
-    def move(self, job: Job, to: State, reason: str = "", **columns: Any) -> Job:
+    def move(self, job: JobRow, to: State, reason: str = "", **columns: Any) -> JobRow:
         """Move a job from the state in which the caller saw it to another.
 
         JobError with status 409: it is in another state now, or in another step.
         """
 
-        def decide(now: Job) -> State:
+        def decide(now: JobRow) -> State:
             if (now.state, now.step) != (job.state, job.step):
                 raise JobError(f"job {job.id} is {now.state} now, not {job.state}", 409)
             return to
 
         return self._decided(job.id, decide, reason, columns)
 
-    def stop(self, job: int) -> Job:
+    def stop(self, job: int) -> JobRow:
         """Ask for the end of a job; JobError with status 409: it has ended."""
 
-        def decide(now: Job) -> State:
+        def decide(now: JobRow) -> State:
             if now.state in ENDED:
                 raise JobError(f"job {job} is {now.state} already", 409)
             return State.STOPPED if now.state is State.QUEUED else State.STOPPING
 
         return self._decided(job, decide, "its user stopped it", {})
 
-    def restart(self, job: int) -> Job:
+    def restart(self, job: int) -> JobRow:
         """Put a job that has ended into the queue again; JobError with status 409: it has not."""
 
-        def decide(now: Job) -> State:
+        def decide(now: JobRow) -> State:
             if now.state not in ENDED:
                 raise JobError(f"job {job} is {now.state}: stop it first", 409)
             columns["restarts_left"] = now.request.restarts
@@ -186,8 +186,8 @@ class Store:
         return self._decided(job, decide, "its user started it again", columns)
 
     def _decided(
-        self, job: int, decide: Callable[[Job], State], reason: str, columns: dict[str, Any]
-    ) -> Job:
+        self, job: int, decide: Callable[[JobRow], State], reason: str, columns: dict[str, Any]
+    ) -> JobRow:
         """Look at a job and change its state, in one transaction."""
         spared = False
         while True:
@@ -230,20 +230,20 @@ class Store:
                     self._database.execute("ROLLBACK")
                 raise
 
-    def _jobs(self, clause: str, *values: Any) -> list[Job]:
+    def _jobs(self, clause: str, *values: Any) -> list[JobRow]:
         with self._mutex:
             return _read(self._database, clause, values)
 
 
-def _read(database: sqlite3.Connection, clause: str, values: Iterable[Any]) -> list[Job]:
+def _read(database: sqlite3.Connection, clause: str, values: Iterable[Any]) -> list[JobRow]:
     rows = database.execute(f"SELECT {_COLUMNS} FROM jobs {clause}", tuple(values))  # noqa: S608
     return [_job(*row) for row in rows.fetchall()]
 
 
-def _job(id: int, state: str, *columns: Any) -> Job:
+def _job(id: int, state: str, *columns: Any) -> JobRow:
     *others, request = columns
     fields = dict(zip(_COLUMNS.split(", ")[2:-1], others, strict=True))
-    return Job(id, State(state), request=JobRequest.from_stored(json.loads(request)), **fields)
+    return JobRow(id, State(state), request=JobRequest.from_stored(json.loads(request)), **fields)
 
 
 def _change(

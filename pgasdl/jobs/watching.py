@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from pgasdl import openmetrics
 from pgasdl.jobs import telemetry
-from pgasdl.jobs.job import ENDED, Job
+from pgasdl.jobs.job import ENDED, JobRow
 from pgasdl.jobs.messages import COUNTERS, RankCounters
-from pgasdl.jobs.operations import ID, Call, Operation
+from pgasdl.jobs.operations import ID, CheckedRequest, Operation
 from pgasdl.jobs.places import Places, regular_bytes
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_RANKS
@@ -101,7 +101,7 @@ class Watching:
             ),
         )  # fmt: skip
 
-    async def events(self, _: Request, call: Call) -> Response:
+    async def events(self, _: Request, call: CheckedRequest) -> Response:
         """Send what happens to a job, as it happens."""
         await run_in_threadpool(self._store.job, call.job)  # 404 before anything is sent
         after, told = call.query["after"], -1
@@ -121,7 +121,7 @@ class Watching:
 
         return stream(news, lambda: self._protocol.closing, _LOOK)
 
-    async def watch(self, _: Request, __: Call) -> Response:
+    async def watch(self, _: Request, __: CheckedRequest) -> Response:
         """Send what happens to all jobs from now on."""
         after = await run_in_threadpool(self._store.last_event)
         told: dict[int, dict[str, int]] = {}
@@ -141,7 +141,7 @@ class Watching:
 
         return stream(news, lambda: self._protocol.closing, _LOOK_AT_ALL)
 
-    def _news_of(self, job: Job) -> dict[str, int]:
+    def _news_of(self, job: JobRow) -> dict[str, int]:
         reports, size = self._protocol.reports[job.id], self._log_size(job.id)
         return {"job": job.id, "reports": reports, "size": size}
 
@@ -149,7 +149,7 @@ class Watching:
         log = self._places.log(job)
         return log.stat().st_size if log.exists() else 0
 
-    async def history(self, _: Request, call: Call) -> Response:
+    async def history(self, _: Request, call: CheckedRequest) -> Response:
         """Send what happened to a job."""
         await run_in_threadpool(self._store.job, call.job)
         found = await run_in_threadpool(self._store.last_events, call.job, _MOST_EVENTS)
@@ -157,22 +157,22 @@ class Watching:
         log = await run_in_threadpool(self._log_size, call.job)
         return JSONResponse({"events": events, "log": log})
 
-    async def ranks(self, _: Request, call: Call) -> Response:
+    async def ranks(self, _: Request, call: CheckedRequest) -> Response:
         """Send what ranks counted."""
         return JSONResponse({"ranks": await run_in_threadpool(self._ranks, call)})
 
-    def _ranks(self, call: Call) -> list[Any]:
+    def _ranks(self, call: CheckedRequest) -> list[Any]:
         self._store.job(call.job)
         with self._store.reading() as database:
             return telemetry.counters(database, call.job, call.query["first"], call.query["limit"])
 
-    async def records(self, _: Request, call: Call) -> Response:
+    async def records(self, _: Request, call: CheckedRequest) -> Response:
         """Send flight records."""
         await run_in_threadpool(self._store.job, call.job)
         found = await run_in_threadpool(lambda: list(_records(self._places.records(call.job))))
         return JSONResponse({"records": found})
 
-    async def openmetrics(self, _: Request, __: Call) -> Response:
+    async def openmetrics(self, _: Request, __: CheckedRequest) -> Response:
         """Send jobs, and the counters of those that run."""
         text = await run_in_threadpool(self._openmetrics)
         return Response(text, media_type=openmetrics.MEDIA_TYPE)

@@ -23,7 +23,7 @@ from pgasdl.simulate.machine import MACHINES, Machine
 from pgasdl.simulate.papers import STUDIES
 from pgasdl.simulate.program import Exchange, workspace_bytes
 from pgasdl.simulate.run import simulate
-from pgasdl.tools.command import Command, Names, PlanNames, json_option
+from pgasdl.tools.command import Names, PlanNames, ToolCommand, json_option
 from pgasdl.tools.json_document import write_json
 from pgasdl.tools.sizes import parse_size, unknown_name
 
@@ -54,7 +54,7 @@ _HEAD = (
 )
 
 
-@click.command("sim", cls=Command, help=_HELP)
+@click.command("sim", cls=ToolCommand, help=_HELP)
 @click.option("-n", "n_ranks", type=int, default=64, show_default=True, metavar="N", help="Ranks.")
 @click.option(
     "--machine",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from pgasdl.tools.command import USAGE_ERROR, Group, colour, complete, json_option
+from pgasdl.tools.command import USAGE_ERROR, ToolGroup, colour, complete, json_option
 from pgasdl.tools.json_document import write_json
 
 __all__ = ["USAGE_ERROR", "main", "package_version"]
@@ -87,7 +87,7 @@ def _complete_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-class _Commands(Group):
+class _Commands(ToolGroup):
     """All commands, loaded on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

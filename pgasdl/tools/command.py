@@ -34,7 +34,7 @@ def _named(ctx: click.Context) -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-class Command(click.Command):
+class ToolCommand(click.Command):
     """One command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -48,10 +48,10 @@ class Command(click.Command):
             return super().invoke(ctx)
 
 
-class Group(click.Group):
+class ToolGroup(click.Group):
     """Commands by name."""
 
-    command_class = Command
+    command_class = ToolCommand
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

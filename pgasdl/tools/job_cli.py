@@ -16,8 +16,8 @@ from pgasdl.errors import ConfigError, JobError, Timeout
 from pgasdl.jobs import tensorboard
 from pgasdl.jobs.client import Client
 from pgasdl.jobs.job import State
-from pgasdl.jobs.messages import Command as Sent
-from pgasdl.tools.command import Command, Group, Names, json_option
+from pgasdl.jobs.messages import Command
+from pgasdl.tools.command import Names, ToolCommand, ToolGroup, json_option
 from pgasdl.tools.json_document import write_json
 
 _ANSWER = 60.0  # seconds for a job to obey
@@ -27,7 +27,7 @@ Put a job into the queue, and print its number. Everything from the program on i
 """
 
 
-@click.group("job", cls=Group)
+@click.group("job", cls=ToolGroup)
 @click.option(
     "--server", metavar="URL|FILE", default="",
     help="A URL, or the server's --file; default: PGASDL_JOB_SERVER, or else your own server's.",
@@ -42,7 +42,7 @@ def command(ctx: click.Context, server: str, token_file: str) -> None:
 
 
 @command.command(
-    "submit", cls=Command, help=_SUBMIT, context_settings={"allow_interspersed_args": False}
+    "submit", cls=ToolCommand, help=_SUBMIT, context_settings={"allow_interspersed_args": False}
 )
 @click.option("-n", "ranks", type=int, default=1, show_default=True, metavar="N", help="Ranks.")
 @click.option("--name", default="", help="For people; default: the program's.")
@@ -111,7 +111,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-@command.command("list", cls=Command)
+@command.command("list", cls=ToolCommand)
 @click.option("--state", type=Names([str(one) for one in State], "state"))
 @click.option(
     "-n", "limit", type=int, default=20, show_default=True, metavar="N", help="Most jobs."
@@ -131,7 +131,7 @@ def _list(ctx: click.Context, state: str | None, limit: int, as_json: bool) -> N
     return None
 
 
-@command.command("show", cls=Command)
+@command.command("show", cls=ToolCommand)
 @click.argument("job", type=int)
 @json_option
 @click.pass_context
@@ -159,7 +159,7 @@ def _show(ctx: click.Context, job: int, as_json: bool) -> None:
     return None
 
 
-@command.command("log", cls=Command)
+@command.command("log", cls=ToolCommand)
 @click.argument("job", type=int)
 @click.option("--follow", is_flag=True, help="Until it ends.")
 @click.pass_context
@@ -178,7 +178,7 @@ def _pages(client: Client, job: int) -> Any:
         yield data
 
 
-@command.command("records", cls=Command)
+@command.command("records", cls=ToolCommand)
 @click.argument("job", type=int)
 @click.pass_context
 def _records(ctx: click.Context, job: int) -> None:
@@ -187,7 +187,7 @@ def _records(ctx: click.Context, job: int) -> None:
         click.echo(f"{record['name']}\n{record['text']}")
 
 
-@command.command("page", cls=Command)
+@command.command("page", cls=ToolCommand)
 @click.pass_context
 def _page(ctx: click.Context) -> None:
     """Print the address of the page to watch jobs on; it holds the token."""
@@ -196,7 +196,7 @@ def _page(ctx: click.Context) -> None:
     click.echo(client.page)
 
 
-@command.command("wait", cls=Command)
+@command.command("wait", cls=ToolCommand)
 @click.argument("job", type=int)
 @click.option("--timeout", type=float, metavar="S", help="Seconds; default: as long as it takes.")
 @click.pass_context
@@ -207,7 +207,7 @@ def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
     return 0 if found["state"] == State.DONE else int(found["status"] or 1)
 
 
-@command.command("send", cls=Command, context_settings={"ignore_unknown_options": True})
+@command.command("send", cls=ToolCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("job", type=int)
 @click.argument("name")
 @click.argument("value", required=False)
@@ -219,7 +219,7 @@ def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
     waits until the job has obeyed; the status is 1 if it refused or failed to, or said nothing.
     """
     client: Client = ctx.obj()
-    sent = Sent(name, None if value is None else _json_or_text(value))
+    sent = Command(name, None if value is None else _json_or_text(value))
     number = client.send(job, sent.name, sent.value)
     click.echo(number)
     try:
@@ -241,7 +241,7 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-@command.command("tensorboard", cls=Command)
+@command.command("tensorboard", cls=ToolCommand)
 @click.argument("job", type=int)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--follow", is_flag=True, help="Until it ends.")
@@ -253,7 +253,7 @@ def _tensorboard(ctx: click.Context, job: int, folder: Path, follow: bool) -> No
 
 
 def _changing(name: str, what: str) -> None:
-    @command.command(name, cls=Command, help=what)
+    @command.command(name, cls=ToolCommand, help=what)
     @click.argument("job", type=int)
     @click.pass_context
     def _(ctx: click.Context, job: int) -> None:

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from pgasdl.errors import ConfigError
 from pgasdl.runtime.launch import mpiexec
-from pgasdl.tools.command import Command, Names, complete
+from pgasdl.tools.command import Names, ToolCommand, complete
 from pgasdl.transports import SETTINGS
 
 _HELP = """\
@@ -41,7 +41,7 @@ def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:index]), list(arguments[index:])
 
 
-class _Run(Command):
+class _Run(ToolCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options, program = split_program(args)
         return super().parse_args(ctx, [*options, *(["--", *program] if program else [])])
@@ -96,7 +96,7 @@ def command(
 ) -> int:
     """Start the job; return its status."""
     # Here, not at the top: help and completion need neither sockets nor processes.
-    from pgasdl.runtime.launch.run import Job, check, inherited, run
+    from pgasdl.runtime.launch.run import LocalJob, check, inherited, run
 
     environ = inherited()
     if transport is not None:
@@ -105,7 +105,7 @@ def command(
         environ["PGASDL_TIMEOUT"] = timeout
     if not 0 <= grace <= 3600:
         raise ConfigError(f"--grace {grace}: seconds, from 0 to 3600")
-    job = Job(program, n_ranks, environ, not no_prefix, grace, keep_going)
+    job = LocalJob(program, n_ranks, environ, not no_prefix, grace, keep_going)
     if mpi == "any":
         _require_program(program)
     config = check(job)

@@ -12,7 +12,7 @@ import click
 from pgasdl.errors import UnavailableError
 from pgasdl.jobs.places import default_file
 from pgasdl.jobs.requests import MOST_RANKS
-from pgasdl.tools.command import Command
+from pgasdl.tools.command import ToolCommand
 
 _HELP = """\
 Queue, start and watch jobs of this machine, until SIGTERM or Ctrl-C; jobs that run then run on, and
@@ -37,7 +37,7 @@ class _OnceAMinute(logging.Filter):
         return self._said.setdefault(words, now) == now
 
 
-@click.command("serve", cls=Command, help=_HELP)
+@click.command("serve", cls=ToolCommand, help=_HELP)
 @click.option(
     "--file", type=click.Path(path_type=Path), metavar="FILE",
     help="Jobs and their history, on a local disk; default: pgasdl/jobs.db in your state folder.",

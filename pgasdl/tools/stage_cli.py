@@ -9,7 +9,7 @@ import click
 
 from pgasdl.input.formats import FORMATS
 from pgasdl.input.records import Records
-from pgasdl.tools.command import Command, Names, json_option
+from pgasdl.tools.command import Names, ToolCommand, json_option
 from pgasdl.tools.json_document import write_json
 from pgasdl.tools.sizes import parse_size
 
@@ -20,7 +20,7 @@ checked.
 """
 
 
-@click.command("stage", cls=Command, help=_HELP)
+@click.command("stage", cls=ToolCommand, help=_HELP)
 @click.argument("remote", nargs=-1, required=True, metavar="REMOTE...")
 @click.option("--local", required=True, metavar="FOLDER", help="Where to.")
 @click.option(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pgasdl.jobs.job import Job, State
+from pgasdl.jobs.job import JobRow, State
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.requests import JobRequest
-from pgasdl.jobs.runner import Kind, Look, Outcome
+from pgasdl.jobs.runner import Kind, Look, StepEnd
 from pgasdl.jobs.scheduler import Scheduler
 from pgasdl.jobs.store import Store
 
@@ -27,21 +27,21 @@ class Runner:
         self.started: list[int] = []
         self.lacks = 0
 
-    def lay_out(self, job: Job, kind: Kind) -> None:
+    def lay_out(self, job: JobRow, kind: Kind) -> None:
         pass
 
-    def start(self, job: Job, kind: Kind) -> None:
+    def start(self, job: JobRow, kind: Kind) -> None:
         if self.lacks:
             raise OSError(self.lacks, "too few")
         self.started.append(job.id)
 
-    def look(self, job: Job) -> Look:
-        return Outcome("run", 1, stopped=False, reason="", ended=time.time())
+    def look(self, job: JobRow) -> Look:
+        return StepEnd("run", 1, stopped=False, reason="", ended=time.time())
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: JobRow) -> None:
         raise AssertionError(job)
 
-    def watch(self, job: Job, ended: Callable[[], None]) -> None:
+    def watch(self, job: JobRow, ended: Callable[[], None]) -> None:
         pass
 
 

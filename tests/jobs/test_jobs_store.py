@@ -22,7 +22,7 @@ from support.requiring import lacking
 from pgasdl import ConfigError, JobError
 from pgasdl.jobs import Client, problems, telemetry
 from pgasdl.jobs.job import ENDED, NEXT, Event, State
-from pgasdl.jobs.operations import Call
+from pgasdl.jobs.operations import CheckedRequest
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import JobRequest, Stage
@@ -114,7 +114,7 @@ def test_a_stream_ends_after_its_last_event(
 
     async def messages() -> str:
         request: Any = None
-        answer: Any = await watching.events(request, Call(job.id, {"after": 0}, None))
+        answer: Any = await watching.events(request, CheckedRequest(job.id, {"after": 0}, None))
         return "".join([message async for message in answer.body_iterator])
 
     told = asyncio.run(messages())

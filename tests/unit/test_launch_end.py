@@ -223,7 +223,7 @@ def test_descriptors_and_signal_state_of_a_rank() -> None:
 
 _CALLER = """
 import ctypes, os, signal, subprocess, sys
-from pgasdl.runtime.launch.run import Job, run
+from pgasdl.runtime.launch.run import LocalJob, run
 
 def state():
     reaper = ctypes.c_int()
@@ -234,7 +234,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 mine = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 ended = subprocess.Popen(["sh", "-c", "exit 7"])
 before = state()
-status = run(Job(["-c", sys.argv[1]], 2, os.environ))
+status = run(LocalJob(["-c", sys.argv[1]], 2, os.environ))
 assert state() == before, (state(), before)
 assert mine.poll() is None, mine.returncode
 mine.stdin.close()

@@ -31,7 +31,7 @@ _STUCK_READER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LocalJob:
     """A job to run.
 
     Attributes
@@ -66,7 +66,7 @@ def inherited() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in own}
 
 
-def check(job: Job) -> Config:
+def check(job: LocalJob) -> Config:
     """Raise ConfigError for a job that cannot work, before anything starts."""
     if job.n_ranks < 1:
         raise ConfigError(f"-n {job.n_ranks}: at least one rank")
@@ -88,7 +88,7 @@ def check(job: Job) -> Config:
     return Config.from_environment(job.environ)
 
 
-def run(job: Job) -> int:
+def run(job: LocalJob) -> int:
     """Run the job to its end and return the exit status for the shell.
 
     The status is 0 if every rank ended with 0, else that of the first that did not: 128 plus the
@@ -137,7 +137,7 @@ class _Rank:
 
 
 class _Launcher:
-    def __init__(self, job: Job, abandoned: Callable[[], bool]) -> None:
+    def __init__(self, job: LocalJob, abandoned: Callable[[], bool]) -> None:
         self._job = job
         self._abandoned = abandoned
         self._output = Multiplexer()

@@ -15,7 +15,7 @@ from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_o
 from pgasdl.tools.bench.plans_cli import plans_command
 from pgasdl.tools.bench.request import DEFAULT_SIZES, Request
 from pgasdl.tools.bench.starting import start
-from pgasdl.tools.command import Function, Group, Names, json_option
+from pgasdl.tools.command import Function, Names, ToolGroup, json_option
 from pgasdl.tools.sizes import ALL, parse_size, parse_sizes
 from pgasdl.transports import OF_THREADS
 
@@ -34,7 +34,7 @@ _LARGEST = 16
 _MPIS = ("any", "mpich", "openmpi")
 
 
-@click.group("bench", cls=Group, help=_HELP)
+@click.group("bench", cls=ToolGroup, help=_HELP)
 def command() -> None:
     """Group the operations."""
 

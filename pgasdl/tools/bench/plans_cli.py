@@ -19,7 +19,7 @@ from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_o
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.starting import start
 from pgasdl.tools.chart import Chart, Series, draw
-from pgasdl.tools.command import Command, Function, json_option
+from pgasdl.tools.command import Function, ToolCommand, json_option
 from pgasdl.tools.json_document import write_json
 from pgasdl.tools.sizes import parse_sizes
 
@@ -64,7 +64,7 @@ def _common(sizes: str) -> Callable[[Function], Function]:
     return add
 
 
-@click.command("plans", cls=Command, short_help=PLANS_HELP)
+@click.command("plans", cls=ToolCommand, short_help=PLANS_HELP)
 @_common(PLAN_SIZES)
 @click.option(
     "-n", "jobs", default="2,4,8", show_default=True, metavar="LIST", help="Ranks, one job each."
@@ -107,7 +107,7 @@ def plans_command(jobs: str, out: str, as_json: bool, **given: Any) -> int:
     return 0
 
 
-@click.command("tune", cls=Command, help=_TUNE_HELP)
+@click.command("tune", cls=ToolCommand, help=_TUNE_HELP)
 @_common(TUNE_SIZES)
 @click.option("-n", "n_ranks", type=int, default=2, show_default=True, metavar="N", help="Ranks.")
 @click.option(

@@ -23,7 +23,7 @@ def start(request: Request, mpi: str = "any") -> int:
             plan_modules=request.plan_modules,
         )
         return 0
-    from pgasdl.runtime.launch.run import Job, inherited, run
+    from pgasdl.runtime.launch.run import LocalJob, inherited, run
 
     environ = inherited()
     if request.op in ("plans", "tune"):
@@ -37,4 +37,4 @@ def start(request: Request, mpi: str = "any") -> int:
 
         found = mpiexec.find_any() if mpi == "any" else mpiexec.find(mpi)
         mpiexec.run(found, request.ranks, program, environ)
-    return run(Job(program, request.ranks, environ, prefix=False))
+    return run(LocalJob(program, request.ranks, environ, prefix=False))

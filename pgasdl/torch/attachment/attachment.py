@@ -18,7 +18,7 @@ from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.guards import guard
 from pgasdl.torch.attachment.hooks import Calls, LoopHooks
 from pgasdl.torch.attachment.kinds import Average, Kind
-from pgasdl.torch.attachment.layers import Layer, State, find_layers, require_in
+from pgasdl.torch.attachment.layers import ModelLayer, State, find_layers, require_in
 from pgasdl.torch.attachment.optimizer import OptimizerState, PartialStep, steps_by_parameter
 from pgasdl.torch.attachment.replicate import broadcast
 from pgasdl.torch.attachment.update import Update
@@ -95,7 +95,7 @@ class Attachment:
     # --- what PyTorch calls
 
     @untraced  # a compiled function's backward calls it
-    def _before_gradient(self, layer: Layer, number: int, gradient: Tensor) -> None:
+    def _before_gradient(self, layer: ModelLayer, number: int, gradient: Tensor) -> None:
         """Refuse a gradient before it is added to memory that is not this rank's to change."""
         name = layer.names[number]
         if gradient.layout is not torch.strided:
@@ -124,7 +124,7 @@ class Attachment:
         )
 
     @untraced
-    def _have_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
+    def _have_gradient(self, layer: ModelLayer, number: int, _: Tensor) -> None:
         """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
         if torch.is_grad_enabled() and layer.has_graph(number):  # backward(create_graph=True)
             if not self._exchanging:
@@ -204,12 +204,12 @@ class Attachment:
                 self._kind.scatter_state(self._state.kept)
         self._state.away = True
 
-    def _use(self, layer: Layer) -> None:
+    def _use(self, layer: ModelLayer) -> None:
         """Make the layer's parameters ready for the program."""
         self._take(layer)
         self._kind.before_use(layer)
 
-    def _look(self, layer: Layer) -> None:
+    def _look(self, layer: ModelLayer) -> None:
         """Make the layer's gradients ready for the program: the mean of all ranks."""
         self._require_average("a look at a gradient")
         if layer.step is not None:
@@ -248,7 +248,7 @@ class Attachment:
             if over and layer.step is None and not layer.has_spent():
                 layer.renew()
 
-    def _begin(self, layer: Layer) -> None:
+    def _begin(self, layer: ModelLayer) -> None:
         self._kind.begin(layer)
         layer.guard_gradients(partial(self._look, layer))
         if self._average is None:  # peers may write to the weights from now on
@@ -260,7 +260,7 @@ class Attachment:
             self._begin_all()
             self._kind.complete()
 
-    def _take(self, layer: Layer) -> None:
+    def _take(self, layer: ModelLayer) -> None:
         """Make the step that the layer still has to make."""
         if layer.step is None:
             return

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pgasdl.errors import ConfigError
-from pgasdl.torch.attachment.layers import ATTACHED, Layer
+from pgasdl.torch.attachment.layers import ATTACHED, ModelLayer
 from pgasdl.torch.untraced import untraced
 
 _OWN = "_pgasdl_hook"  # marks hooks of modules
@@ -27,9 +27,9 @@ _ZEROING = "_pgasdl_zeroing"  # of a model: what its attachments' zero_grad do
 class Calls:
     """The functions that the hooks call."""
 
-    before_gradient: Callable[[Layer, int, Tensor], None]  # backward will add to a gradient
-    have_gradient: Callable[[Layer, int, Tensor], None]  # backward has added to it
-    use: Callable[[Layer], None]  # a module that holds parameters of the layer will run
+    before_gradient: Callable[[ModelLayer, int, Tensor], None]  # backward will add to a gradient
+    have_gradient: Callable[[ModelLayer, int, Tensor], None]  # backward has added to it
+    use: Callable[[ModelLayer], None]  # a module that holds parameters of the layer will run
     step: Callable[[Callable[[], Any] | None], Any]  # instead of the method of this name
     zero_grad: Callable[[bool], None]  # likewise
     before_state: Callable[[bool], None]  # the optimizer's state will be saved (True) or loaded
@@ -40,7 +40,7 @@ class LoopHooks:
     """Hooks of model, optimizer and parameters, until :meth:`remove`; they call ``calls``."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, layers: Sequence[Layer], calls: Calls
+        self, model: nn.Module, optimizer: Optimizer, layers: Sequence[ModelLayer], calls: Calls
     ) -> None:
         self._model, self._optimizer, self._layers, self._calls = model, optimizer, layers, calls
         self._hooks: list[RemovableHandle] = []
@@ -53,7 +53,7 @@ class LoopHooks:
                     parameter.register_hook(before),  # type: ignore[no-untyped-call]
                     parameter.register_post_accumulate_grad_hook(behind),  # type: ignore[no-untyped-call]
                 )
-        self._used_by: dict[nn.Module, list[Layer]] = {}
+        self._used_by: dict[nn.Module, list[ModelLayer]] = {}
         for layer in layers:
             for module in layer.modules:
                 self._used_by.setdefault(module, []).append(layer)

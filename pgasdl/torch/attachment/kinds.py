@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgasdl.context import Context
-from pgasdl.torch.attachment.layers import Layer, State
+from pgasdl.torch.attachment.layers import ModelLayer, State
 from pgasdl.torch.attachment.optimizer import PartialStep
 from pgasdl.training.exchange import GradientExchange
 
@@ -19,24 +19,24 @@ class Kind(ABC):
     """A way to make the steps of an optimizer from all ranks' gradients."""
 
     exchange: GradientExchange
-    layers: Sequence[Layer]  # by their number in the exchange
+    layers: Sequence[ModelLayer]  # by their number in the exchange
 
     @abstractmethod
     def place(self) -> None:
         """Move the layers into the exchange's memory."""
 
-    def begin(self, layer: Layer) -> None:
+    def begin(self, layer: ModelLayer) -> None:
         """Start the exchange of ``layer``."""
         self.exchange._require_no_capture("a gradient exchange")  # before anything is changed
         layer.gather()
         layer.state = State.EXCHANGING
         self.ready(layer)
 
-    def ready(self, layer: Layer) -> None:
+    def ready(self, layer: ModelLayer) -> None:
         """Let the exchange have the gradients of ``layer``."""
         self.exchange.ready(layer.index)
 
-    def before_use(self, layer: Layer) -> None:  # noqa: B027
+    def before_use(self, layer: ModelLayer) -> None:  # noqa: B027
         """Refuse to let the program use parameters that peers may write to."""
 
     def before_step(self) -> None:  # noqa: B027
@@ -46,7 +46,7 @@ class Kind(ABC):
         """Note that from now on every layer has a step to make."""
 
     @abstractmethod
-    def finish(self, layer: Layer) -> None:
+    def finish(self, layer: ModelLayer) -> None:
         """Wait until the step that ``layer`` has to make is made."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Average(Kind):
     """Averages gradients; the marks travel behind them. ``options``: GradientExchange's."""
 
     def __init__(
-        self, layers: Sequence[Layer], step: PartialStep, context: Context, **options: Any
+        self, layers: Sequence[ModelLayer], step: PartialStep, context: Context, **options: Any
     ) -> None:
         self.layers, self._step = layers, step
         self.exchange = GradientExchange(
@@ -85,7 +85,7 @@ class Average(Kind):
             memory = self.exchange.gradients.torch(layer.dtype, where.at, where.count)
             layer.place(*memory.split([layer.count, layer.behind]))
 
-    def finish(self, layer: Layer) -> None:
+    def finish(self, layer: ModelLayer) -> None:
         """Make the step of ``layer``."""
         self._average(layer)
         layer.release_parameters()
@@ -107,7 +107,7 @@ class Average(Kind):
         for layer in self.layers:
             layer.state = State.LOCAL
 
-    def _average(self, layer: Layer) -> None:
+    def _average(self, layer: ModelLayer) -> None:
         if layer.state is State.EXCHANGING:
             layer.require_unchanged()
             self.exchange.wait(layer.index)

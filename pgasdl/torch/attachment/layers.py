@@ -34,7 +34,7 @@ class State(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Layer:
+class ModelLayer:
     """Parameters of one dtype that one module holds."""
 
     index: int  # in the exchange
@@ -309,7 +309,7 @@ def _dense(tensor: Tensor) -> bool:
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
-def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
+def find_layers(model: nn.Module, optimizer: Optimizer) -> list[ModelLayer]:
     """Return the layers of all parameters that the optimizer trains, in the model's order.
 
     ConfigError: the optimizer has a parameter that the model lacks. BufferRefused: a parameter
@@ -319,8 +319,8 @@ def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
         if is_lazy(each):
             raise BufferRefused(f"{name} has no shape yet: call the model once, then attach it")
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    layers: dict[tuple[nn.Module, torch.dtype], Layer] = {}
-    layer_of: dict[nn.Parameter, Layer] = {}
+    layers: dict[tuple[nn.Module, torch.dtype], ModelLayer] = {}
+    layer_of: dict[nn.Parameter, ModelLayer] = {}
     for place, module, key, parameter in _held(model):
         if parameter not in trained or not parameter.requires_grad:
             continue
@@ -328,7 +328,7 @@ def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
         layer = layer_of.get(parameter)
         if layer is None:
             _require_exchangeable(name, module, parameter)
-            new = Layer(len(layers), place)
+            new = ModelLayer(len(layers), place)
             layer = layers.setdefault((module, parameter.dtype), new)
             layer.parameters.append(parameter)
             layer.names.append(name)

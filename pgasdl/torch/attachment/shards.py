@@ -27,7 +27,7 @@ from torch.optim import (
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError
 from pgasdl.group import Group
-from pgasdl.torch.attachment.layers import Layer, Settings, shaped
+from pgasdl.torch.attachment.layers import ModelLayer, Settings, shaped
 from pgasdl.torch.attachment.optimizer import PartialStep
 from pgasdl.torch.attachment.replicate import allgather_objects
 from pgasdl.training.exchange import GradientExchange
@@ -70,7 +70,7 @@ class Shards:
     def __init__(
         self,
         step: PartialStep,
-        layers: Sequence[Layer],
+        layers: Sequence[ModelLayer],
         exchange: GradientExchange,
     ) -> None:
         self._step = step
@@ -123,7 +123,9 @@ class Shards:
             yield from pieces
 
 
-def _pieces(block: Block, layers: Sequence[Layer], exchange: GradientExchange) -> Iterator[Piece]:
+def _pieces(
+    block: Block, layers: Sequence[ModelLayer], exchange: GradientExchange
+) -> Iterator[Piece]:
     """Yield the part of each parameter that lies in ``block``."""
     assert exchange.weights is not None
     for layer in layers:

@@ -20,7 +20,7 @@ from pgasdl.errors import ConfigError, PlanError, Timeout
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.kinds import Kind
-from pgasdl.torch.attachment.layers import Layer, State
+from pgasdl.torch.attachment.layers import ModelLayer, State
 from pgasdl.torch.attachment.optimizer import PartialStep
 from pgasdl.torch.attachment.shards import Shards, require_elementwise
 from pgasdl.training.exchange import GradientExchange
@@ -36,7 +36,7 @@ class Update(Kind):
 
     def __init__(
         self,
-        layers: Sequence[Layer],
+        layers: Sequence[ModelLayer],
         optimizer: Optimizer,
         step: PartialStep,
         context: Context,
@@ -61,7 +61,7 @@ class Update(Kind):
             device=layers[0].device,
             **options,
         )
-        self._members: dict[int, list[Layer]] = {}
+        self._members: dict[int, list[ModelLayer]] = {}
         for layer in layers:
             self._members.setdefault(self.exchange.layers[layer.index].bucket, []).append(layer)
         try:
@@ -87,12 +87,12 @@ class Update(Kind):
             )
             layer.move(weights.torch(layer.dtype, at, layer.count))
 
-    def ready(self, layer: Layer) -> None:
+    def ready(self, layer: ModelLayer) -> None:
         """Let the exchanges have the gradients of ``layer`` and its marks."""
         self._marks.ready(layer.index)
         super().ready(layer)
 
-    def before_use(self, layer: Layer) -> None:
+    def before_use(self, layer: ModelLayer) -> None:
         """Refuse a use between backward and step: a peer may have called its step already."""
         if layer.state is State.EXCHANGING:
             raise PlanError(
@@ -118,7 +118,7 @@ class Update(Kind):
         """Make the updates that peers wait for already."""
         self._answer(timeout=0)
 
-    def finish(self, layer: Layer) -> None:
+    def finish(self, layer: ModelLayer) -> None:
         """Wait for the new weights of ``layer``."""
         self._answer()
         self._marks.wait(layer.index)

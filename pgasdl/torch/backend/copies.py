@@ -26,7 +26,7 @@ from pgasdl.torch.backend.arguments import contiguous
 from pgasdl.torch.work import Result
 
 
-class Copies:
+class HostCopies:
     """The host copies of one call's tensors, all on ``device``; ``stream`` None: a new stream.
 
     A captured current stream raises UnavailableError: a graph would repeat only the GPU's part.

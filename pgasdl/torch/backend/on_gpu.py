@@ -30,7 +30,7 @@ from pgasdl.torch.backend.arguments import (
     options_of,
     require_unshared,
 )
-from pgasdl.torch.backend.copies import Copies
+from pgasdl.torch.backend.copies import HostCopies
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import Together
 from pgasdl.torch.work import Promise, Result, Work
@@ -41,7 +41,7 @@ _LISTS = (list, tuple)
 class GpuWork(Work):
     """A call with tensors on a GPU; ``on_host`` is the same call with their copies."""
 
-    def __init__(self, result: Result, on_host: Work, copies: Copies) -> None:
+    def __init__(self, result: Result, on_host: Work, copies: HostCopies) -> None:
         super().__init__(result)
         self._on_host, self.copies = on_host, copies
 
@@ -128,7 +128,7 @@ def all_reduced(group: Any, tensors: list[Tensor], options: Any) -> Work | None:
         return None
     for each in given:
         require_unshared(each)
-    seconds, copies = group._seconds(options), Copies(device, collectives.stream(device))
+    seconds, copies = group._seconds(options), HostCopies(device, collectives.stream(device))
 
     def call() -> None:
         read_only = any(tensor.is_inference() for tensor in given)
@@ -208,7 +208,7 @@ def _by_host(
     if writes:
         for each in _leaves(given[writes]):
             require_unshared(each)
-    copies = Copies(_device_of(given.values()))
+    copies = HostCopies(_device_of(given.values()))
     for name in names:
         make = functools.partial(copies.make, reads=name == reads, writes=name == writes)
         bound.arguments[name] = _each(given[name], make)
