@@ -33,8 +33,8 @@ class Batches:
         0 <= seed: every epoch has another order. None: always the order of the files.
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch, fewer than a batch.
-        "drop": they sit this epoch out. "fill": records from the beginning of the epoch's order
-        complete their batch.
+        "drop": they are left out of this epoch. "fill": records from the beginning of the epoch's
+        order complete their batch.
     chunks : array of int, optional
         The chunk of each record, such as its file. An epoch then takes ``mix`` chunks at a time,
         at random, and mixes their records: a cache that holds so many chunks reads each once.
@@ -170,7 +170,7 @@ class InOrder:
     ) -> None:
         self._records, self.batch = records, batch
         self._options: dict[str, Any] = {"rank": rank, "size": size, "seed": None, "last": last}
-        # Of one batch, where it is there: what is wrong with the arguments is found now.
+        # With one batch, if there are so many records: wrong arguments raise now.
         enough = batch > 0 and records.reaches(batch)
         self._one = Batches(batch if enough else len(records), batch, **self._options)
         self.largest = self._one.largest

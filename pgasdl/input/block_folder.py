@@ -43,7 +43,7 @@ class BlockFolder:
     The file ``lock`` is locked while blocks leave or space is taken, and has the bytes in the
     folder: never too few, whenever a process dies. A block is written as another file of its final
     size, which is renamed in the end. A writer holds a lock of that file, so other processes know
-    what dead ones left. Other users can neither write to these files nor hold the lock.
+    files of dead ones. Other users can neither write to these files nor hold the lock.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class BlockFolder:
             if status.st_uid != os.geteuid():
                 raise PermissionError(errno.EPERM, "it is no file of this user", path)
             if stat.S_IMODE(status.st_mode) != 0o600:
-                os.fchmod(lock, 0o600)  # whoever can open it can hold it
+                os.fchmod(lock, 0o600)  # a user who can open it can hold it
             deadline = time.monotonic() + patience
             while not _flocked(lock):
                 if time.monotonic() > deadline:

@@ -16,7 +16,7 @@ _NAME = b"pgb2"
 
 
 def ending(data: memoryview) -> bytes:
-    """Return what stands behind a block in its file."""
+    """Return the bytes that follow a block in its file."""
     crcs = [zlib.crc32(data[at : at + _CHUNK]) for at in range(0, data.nbytes, _CHUNK)]
     table = struct.pack(f"<{len(crcs)}I", *crcs)
     return table + _TRAILER.pack(_NAME, zlib.crc32(table), data.nbytes)

@@ -50,7 +50,7 @@ class Fixed(Protocol):
 
 
 class Source(Protocol):
-    """What a prefetcher reads: batches whose content may depend on the iteration."""
+    """The source of a prefetcher: batches whose content may depend on the iteration."""
 
     def read(self, rows: Rows, out: Out, iteration: int) -> int:
         """Read records of an iteration into arrays that have the record as first axis.
@@ -74,7 +74,7 @@ class Plain:
         return len(rows)
 
     def announce(self, rows: Rows) -> None:
-        """Say which records will be read soon, to records that want to know."""
+        """Say which records will be read soon, if the records have such a method."""
         if hasattr(self._records, "announce"):
             self._records.announce(rows)
 
@@ -187,7 +187,7 @@ class Decoded:
             self._threads.close()
 
     def _first(self) -> tuple[int, Arrays]:
-        """Return the first record that is good, and what it is decoded to."""
+        """Return the first record that is good, and its decoded arrays."""
         for row in range(_TRIED + 1):
             try:
                 return row, self._decoded(self._records.__getitem__, row, 0)

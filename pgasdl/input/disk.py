@@ -31,8 +31,8 @@ class DiskCache:
     Parameters
     ----------
     folder : str or Path
-        It is made if it is not there. Data sets have folders in it. Whoever can write there decides
-        what is read.
+        It is made if it is not there. Data sets have folders in it. A user who can write there
+        decides what is read.
     digest : str
         The data set's name, ``Files.digest``.
     limit : int, optional
@@ -50,15 +50,15 @@ class DiskCache:
 
     Notes
     -----
-    What cannot be written, or locked, is logged once: then blocks that are there are read, and no
-    more are kept. Nothing is read where another user could exchange blocks, and no block that
-    another user could have written: root's, and this user's own, count.
+    A folder that cannot be written or locked is logged once: then blocks that are there are read,
+    and no more are kept. Nothing is read where another user could exchange blocks, and no block
+    that a user other than root and this one could have written.
 
-    Where a block would exceed the limit, others leave. First those of other data sets, the longest
-    unused first: what nobody has used for an hour; and while this data set has less than an equal
-    share of the limit, what others have beyond theirs. Then those of this one whose next use is
-    furthest, as long as it is further than the new block's. If that does not suffice, the new
-    block is not kept: a block does not displace one that is used before it.
+    Where a block would exceed the limit, others are evicted. First blocks of other data sets, the
+    longest unused first: those that were not used for an hour; and while this data set has less
+    than an equal share of the limit, those that exceed another's share. Then the blocks of this
+    data set whose next use is furthest, and further than the new block's. If that does not
+    suffice, the new block is not kept: a block does not displace one that is used before it.
 
     A block is a file, with a checksum of each 64 KiB that each process compares when it first reads
     from there. Whenever a process dies, what it left unfinished is removed by a later one, and the
@@ -81,7 +81,7 @@ class DiskCache:
         self._descriptors = Descriptors(own=True)
         self._seen: dict[int, Seen] = {}
         self._counted = self._failed = self._full = False
-        self.stays = False  # what is kept is not given up for other blocks of this data set
+        self.stays = False  # blocks of this data set are not evicted for others of it
         # After a put that found no room: the furthest use that is kept, and how long that is true.
         self._furthest, self._refusals = -math.inf, 0
         self._trusted = False
@@ -160,7 +160,7 @@ class DiskCache:
         return self._trusted and os.path.exists(self._path(block))
 
     def keeps(self, block: int) -> bool:
-        """Whether there may be room for a block; False: it is in vain to put it now."""
+        """Whether there may be room for a block; False: :meth:`put` would not keep it now."""
         return not (self._failed or (self.stays and self._full) or self._is_refused(block))
 
     def close(self) -> None:
@@ -254,11 +254,11 @@ class DiskCache:
 
     def _next(self, block: int) -> float:
         if self.stays:
-            return sys.float_info.max  # what is not used at all may leave for it
+            return sys.float_info.max  # a block that is not used at all may leave for it
         return self._next_use(block) if self._next_use else -math.inf
 
     def _is_refused(self, block: int) -> bool:
-        """Whether the last look at the folder has told that there is no room."""
+        """Whether there was no room when the folder was last looked at."""
         if not self._refusals or self._next(block) < self._furthest:
             return False
         self._refusals -= 1

@@ -12,9 +12,9 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file: where storage has it, its size in bytes, and what changes with its content.
+    """A file: where storage has it, its size in bytes, and its version.
 
-    ``version`` is a time or an entity tag; "": storage has none.
+    The version is a time or an entity tag, which changes with the content; "": storage has none.
     """
 
     url: str

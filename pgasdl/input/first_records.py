@@ -1,4 +1,4 @@
-"""The first records of tars, which are served while the index of all is still made."""
+"""The first records of tars, which are served before the index of all is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 200  # records of the first look
 
 
 class FirstRecords:
-    """Samples of tars in their order, as far as somebody wants them; threads may share it.
+    """Samples of tars in their order, as many as were asked for; threads may share it.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class FirstRecords:
     Raises
     ------
     DataError
-        What was read first is damaged.
+        One of the first records is damaged.
     """
 
     def __init__(self, files: Files, read: Read) -> None:
@@ -40,7 +40,7 @@ class FirstRecords:
 
     def reach(self, count: int) -> Tar | None:
         """Return records, at least so many; None: there are fewer. DataError: a tar is damaged."""
-        known, form = self._known  # without the lock: what is known waits for nobody's reads
+        known, form = self._known  # without the lock, which another thread holds while it reads
         if count <= known:
             return form
         with self._lock:

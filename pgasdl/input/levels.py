@@ -22,7 +22,7 @@ from pgasdl.input.storage import Storage
 log = logging.getLogger("pgasdl")
 
 BLOCK = 4 << 20  # bytes
-# Another for each way in which indices were kept, behind all formats of the one before.
+# The first number of an index: a new one for each layout, behind all formats of the one before.
 _LAYOUT = 16
 
 
@@ -33,9 +33,9 @@ class BytesRead:
     Attributes
     ----------
     storage, disk : int
-        Whole blocks, mostly, for this rank and others.
+        Mostly whole blocks, for this rank and others.
     memory, peers : int
-        What records wanted, out of this rank's slots and out of others'.
+        Bytes of records, from this rank's slots and from others'.
     """
 
     storage: int = 0
@@ -126,7 +126,7 @@ class Levels:
         """Keep blocks by the order of their use.
 
         A level that does not hold the blocks whose records are mixed would load a block for each
-        record: it keeps what it has then, and the other records are read alone.
+        record. So it keeps the blocks it has, and the other records are read alone.
         """
         self._next_use = order
         levels: list[tuple[str, Shelf | DiskCache, int]] = []
@@ -177,7 +177,7 @@ class Levels:
     def index(self, format: int) -> bytes:
         """Return the index of this data set, read in a format, that the disk keeps; b"": none.
 
-        It lies behind the blocks, and leaves after them.
+        It is kept behind the blocks, and is evicted after them.
         """
         block = self._index_block(format)
         nbytes = 0 if self._disk is None else self._disk.nbytes(block)
@@ -198,7 +198,7 @@ class Levels:
         return min(BLOCK, self.files.nbytes - block * BLOCK)
 
     def close(self) -> None:
-        """Give up all levels. Idempotent."""
+        """Close all levels. Idempotent."""
         self._storage.close()  # first: loads that try again and again end
         if self._memory is not None:
             self._memory.close()

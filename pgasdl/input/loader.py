@@ -21,7 +21,7 @@ log = logging.getLogger("pgasdl")
 
 
 class Ranks(Protocol):
-    """What a loader wants of a group."""
+    """The part of a group that a loader uses."""
 
     @property
     def rank(self) -> int:
@@ -65,14 +65,15 @@ class Loader:
         The ranks that share each batch. None: the group of the records, if they have one, or this
         process alone.
     seed : int, optional
-        Of the order and of ``random``. None: the order of the files. Any other is one of all
-        records, and wants their number before the first batch.
+        The seed of the order and of ``random``. None: the order of the files. A shuffled order is
+        one of all records, so their number is found before the first batch.
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch: "drop" or "fill".
     mix : int, optional
-        Mix the records of so many blocks of 4 MiB at a time, for data sets that no cache holds; of
-        Parquet files of so many row groups. None: any record may follow any other; but of Parquet
-        files mix as many row groups, taken at random, as 128 MiB hold, unless 256 MiB hold all.
+        Mix the records of so many blocks of 4 MiB at a time, for data sets that no cache holds; for
+        Parquet files, of so many row groups. None: any record may follow any other. For Parquet
+        files None mixes as many row groups, taken at random, as 128 MiB hold, unless 256 MiB hold
+        all.
     workers : int, default 1
         Records that are decoded at a time. 0 and 1: by the thread that reads.
     processes : bool, default False

@@ -18,7 +18,7 @@ from pgasdl.input.shelf import FAILED, Shelf, slot_of
 _LOG = logging.getLogger("pgasdl")
 _PAUSES = 20e-6, 2e-3  # seconds between two looks, from and to
 _LOOKS = 32  # until a block is asked for again
-_TRIES = 4  # of reading a block that is given up meanwhile, or was before
+_TRIES = 4  # reads of a block that was evicted before or during the read
 
 
 class JobMemory:
@@ -26,8 +26,8 @@ class JobMemory:
 
     Block b is kept by rank ``b % size``. That rank alone loads it from the levels below, when
     any rank asks for it by a notified write; all read it from there, and check afterwards that it
-    was not given up meanwhile. No rank is asked where a block is, and a read that hits takes
-    nobody's time but the reader's.
+    was not evicted meanwhile. No rank is asked where a block is, and a read that hits takes time of
+    the reader only.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class JobMemory:
     load : Callable[[int, memoryview], Any]
         Reads a block from the levels below.
     next_use : Callable[[int], float]
-        When a block will be used next; the furthest is given up.
+        When a block will be used next; the furthest is evicted.
     group : Group, optional
         None: this process alone.
     timeout : float
@@ -126,7 +126,7 @@ class JobMemory:
                 continue
 
     def close(self) -> None:
-        """Give up this rank's slots; peers read from below what it had. Idempotent."""
+        """Free this rank's slots; peers read its blocks from below. Idempotent."""
         if self._service is not None:
             self._service.end()
         self.shelf.close()
@@ -149,7 +149,7 @@ class JobMemory:
         for looks in itertools.count():
             if entry := there.entry(index):
                 return entry
-            if looks % _LOOKS == 0:  # again: it may have come, and been given up since
+            if looks % _LOOKS == 0:  # again: it may have been loaded and evicted since
                 self._ask(home, index, NOW)
             if time.monotonic() > deadline:
                 raise Timeout(f"it was not loaded in {self._timeout:g} s")

@@ -40,7 +40,7 @@ class NextUse:
     def __call__(self, block: int) -> float:
         """Return the iteration; inf: not before the epoch after the next.
 
-        Nothing is known as long as no index is: whoever makes that may wait for this answer.
+        0 while there is no index: the thread that makes the index may wait for this answer.
         """
         if self._blocks() is None:
             return 0.0

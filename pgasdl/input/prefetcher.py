@@ -33,8 +33,8 @@ class Prefetcher:
     Parameters
     ----------
     files : Records of NumPy's files, or others with ``dtype`` and ``read(rows, out)``
-        Open until the prefetcher is closed. If they have ``announce(rows)``, they are told which
-        records come soon.
+        Open until the prefetcher is closed. ``announce(rows)``, if they have it, is called for the
+        records that come soon.
     iterations : Iterations
         This rank's batches: ``batches.iterations(first, last)``.
     depth : int, default 3

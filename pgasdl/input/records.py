@@ -38,10 +38,10 @@ _MEMORY = 256 << 20  # bytes, where storage is not a file system
 class Records:
     """Records of a data set in storage, as dictionaries of their fields; threads may share it.
 
-    ``records[i]`` is record i: of a sample in webdataset's tars its parts by extension, as bytes,
-    and ``"__key__"``; of a file in a folder the same, and its folder's number as ``"cls"``; of a
-    row in Parquet files its columns; of NumPy's arrays their elements. What decodes them is a
-    function of the user (:class:`Loader`).
+    ``records[i]`` is record i. A sample of webdataset's tars has its parts by extension, as bytes,
+    and ``"__key__"``. A file in a folder has the same, and its folder's number as ``"cls"``. A row
+    of Parquet files has its columns, and an element of NumPy's arrays its fields. A function of
+    the user decodes them (:class:`Loader`).
 
     Records of NumPy's arrays have one size and need no function: ``records[rows]`` is a batch, a
     dict of arrays with the record as first axis, and :meth:`read` fills arrays that are there.
@@ -59,8 +59,8 @@ class Records:
         "tar", "folder", "parquet" or "npy"; None: by the names.
     local : str or Path, optional
         The folder of the disk's level; ranks and jobs share it. None: no such level. Files are
-        known by name, size, and the time or tag that storage tells. What another user could have
-        written there is not read; a folder that cannot be written serves what it has.
+        known by name, size, and the time or tag that storage reports. Blocks that another user
+        could have written are not read. A folder that cannot be written serves the blocks it has.
     cache_limit : int, optional
         Most bytes in ``local``; None: as many as there are.
     memory : int, optional
@@ -74,9 +74,9 @@ class Records:
     Raises
     ------
     DataError
-        A file is missing or damaged, or storage fails, after it was tried several times. Of tars
-        that a process reads alone the first records are looked at; what is behind them, when it is
-        wanted, or when the number of records is.
+        A file is missing or damaged, or storage fails, after it was tried several times. A process
+        that reads tars alone looks at the first records only; the others are looked at when one of
+        them, or the number of records, is wanted.
     ValueError
         No such format, or files of several.
     UnavailableError
@@ -190,7 +190,7 @@ class Records:
     def reaches(self, count: int) -> bool:
         """Whether there are so many records.
 
-        Of tars whose index is still made, it is enough to read the headers of so many.
+        While the index of tars is not complete, this reads the headers of so many records only.
         """
         return len(self._having(count)) >= count
 
@@ -215,9 +215,9 @@ class Records:
         return lambda row: form.record(row, read)
 
     def follow(self, batches: Batches | InOrder) -> NextUse:
-        """Tell the levels the order in which records are read: what is used last gives way first.
+        """Give the levels the order of records; they evict the block whose next use is last.
 
-        Whoever reads keeps ``iteration`` of the answer up to date.
+        The caller keeps ``iteration`` of the answer up to date.
         """
         order = NextUse(batches, lambda: self._bounds() if self._whole is not None else None)
         self._levels.follow(order)
@@ -230,7 +230,7 @@ class Records:
 
     @property
     def mix(self) -> int | None:
-        """How many chunks are kept decoded, and a :class:`Loader` mixes if not told; None: all."""
+        """The chunks that are kept decoded, the default of ``Loader(mix=...)``; None: all."""
         return getattr(self._form, "mix", None)
 
     def counters(self) -> BytesRead:
@@ -252,7 +252,7 @@ class Records:
         return self._levels.staged(blocks)
 
     def close(self) -> None:
-        """Close files, and give up this rank's memory. Idempotent."""
+        """Close files, and free this rank's memory. Idempotent."""
         self._levels.close()
 
     def __enter__(self) -> Self:
@@ -302,7 +302,7 @@ class Records:
         return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
 
     def _open(self, memory: int) -> None:
-        """Find what the records are: if this process is alone, of tars only the first ones."""
+        """Find the records; a process alone finds only the first ones of tars."""
         if self._members.group is not None or self.format != "tar":
             self._whole = FORMATS[self.format](self.files, self._tables(memory))
         elif known := self._levels.index(self._number):

@@ -1,4 +1,4 @@
-"""Requests to the storage that has a URL, by fsspec, each within a time."""
+"""Requests to the storage of a URL by fsspec, each with a time limit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Out = TypeVar("_Out")
 
 
 def ask(url: str, method: str | Callable[..., Any], timeout: float, **options: Any) -> Any:
-    """Call a method of the file system that has a URL, within the time of a try.
+    """Call a method of a URL's file system, within the time of a try.
 
-    It may be a function of ours, of a file system that fsspec has asynchronously.
+    ``method`` may be a function, which is called with a file system that fsspec has asynchronously.
     """
     core, asyn = library("fsspec.core"), library("fsspec.asyn")
     try:
@@ -54,13 +54,13 @@ async def ranged(system: Any, url: str, start: int, end: int) -> tuple[bytes, Ma
 
 
 def cause(error: Exception) -> BaseException:
-    """Return what an HTTP server said: fsspec's info makes FileNotFoundError of everything."""
+    """Return an HTTP server's error: fsspec's info replaces it by FileNotFoundError."""
     cause = error.__cause__
     return cause if cause and type(cause).__module__.startswith("aiohttp") else error
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether another try is in vain: storage does not have it, or does not give it to us."""
+    """Whether another try cannot succeed: storage does not have the file, or refuses it."""
     status = getattr(error, "status", None)
     return status in _REFUSALS or isinstance(error, FileNotFoundError | PermissionError)
 
@@ -74,7 +74,7 @@ def library(name: str) -> Any:
 
 
 def _in_thread(call: Callable[[], _Out], timeout: float) -> _Out:
-    """Call, and leave the call behind if it takes longer."""
+    """Call, and do not wait for the call if it takes longer."""
     future: Future[_Out] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Blocks of a data set in one rank's memory: loaded when they are wanted, given up by next use."""
+"""Blocks of a data set in one rank's memory: loaded on request, evicted by next use."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def slot_of(entry: int) -> int:
 class Shelf:
     """Slots of one block each, and a table of entries that says what is where.
 
-    An entry is 0 for a block that is not here, FAILED for one that is not to be had, else the
-    number of its slot under a count that no earlier use of the slot had: whoever reads entry,
-    bytes and the same entry again has read one block's bytes.
+    An entry is 0 for a block that is not here, FAILED for one that could not be loaded, else the
+    number of its slot with a count that no earlier use of the slot had. So a reader that reads the
+    entry, the bytes, and the same entry again has read one block's bytes.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Shelf:
     ) -> None:
         self.entries, self.slots = entries, slots
         self._load, self.next_use = load, next_use
-        self.stays = False  # no block gives way to another
+        self.stays = False  # no block is evicted for another
         self._lock = threading.Lock()
         self._free = list(range(len(slots)))[::-1]
         self._loading: set[int] = set()
@@ -62,7 +62,7 @@ class Shelf:
     def want(self, block: int, *, now: bool) -> None:
         """Begin to load a block, unless it is here.
 
-        One that is not wanted ``now`` takes no slot from a block that is used sooner.
+        A block that is not wanted ``now`` takes no slot from one that is used sooner.
         """
         with self._lock:
             if block in self._held or block in self._loading:
@@ -103,7 +103,7 @@ class Shelf:
     def _run(self, block: int, slot: int) -> None:
         try:
             self._load(block, memoryview(self.slots[slot]))
-        except Exception:  # who wants it reads it in another way, and gets the error there
+        except Exception:  # a reader of the block then reads from below, and gets the error there
             entry = FAILED
         else:
             entry = slot

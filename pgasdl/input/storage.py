@@ -21,7 +21,7 @@ from pgasdl.input.threads import at_once
 
 log = logging.getLogger("pgasdl")
 
-# Of HTTP, and of fsspec's libraries.
+# Names of versions in HTTP, and in fsspec's libraries.
 _VERSIONS = ("ETag", "Last-Modified", "etag", "LastModified", "last_modified", "mtime")
 _Out = TypeVar("_Out")
 
@@ -30,13 +30,13 @@ class Storage:
     """Finds files and reads ranges of them; threads may share it.
 
     Local paths and ``file://`` are read with pread; other URLs with fsspec, whose caches are not
-    used. What fails or stalls is tried again. :meth:`close` it.
+    used. A request that fails or stalls is tried again. :meth:`close` it.
 
     Parameters
     ----------
     tries : int, default 5
-        How often a request is made before it counts as failed, at least 1. What storage does not
-        have, or does not give to us (HTTP's 401, 403, 404 and 410), is not tried again.
+        How often a request is made before it counts as failed, at least 1. A file that storage
+        does not have, or refuses (HTTP's 401, 403, 404 and 410), is not tried again.
     pause : float, default 0.5
         Seconds before the second try; before each further one twice as many.
     timeout : float, default 60
@@ -133,7 +133,7 @@ class Storage:
     def announce(self, file: File, offset: int, nbytes: int) -> None:
         """Let the kernel fetch a range of a local file that will be read soon."""
         if "://" not in file.url:
-            with suppress(OSError):  # who reads it gets the error
+            with suppress(OSError):  # the read raises the error
                 self._descriptors.get(file.url).announce(offset, nbytes)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Storage:
         self._descriptors.close()
 
     def _persist(self, what: Callable[[], str], call: Callable[[], _Out]) -> _Out:
-        """Call until it succeeds, or another try is in vain."""
+        """Call until it succeeds, or another try cannot succeed."""
         for number in range(self._tries):
             if number:
                 self._closed.wait(self._pause * 2 ** (number - 1))
@@ -259,6 +259,6 @@ def _range(file: File, offset: int, out: memoryview) -> str:
 
 
 def _file(url: str, info: dict[str, Any]) -> File:
-    """Return a file as a library describes it; its size is -1 where it is not told."""
+    """Return a file as a library describes it; its size is -1 where the library has none."""
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
     return File(url, -1 if info["size"] is None else int(info["size"]), version)

@@ -11,16 +11,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
-_AT_ONCE = 16  # of what mostly waits for storage
+_AT_ONCE = 16  # calls, which mostly wait for storage
 _PATIENCE = 1.0  # seconds at the end of the process
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
 class Threads:
-    """So many threads, which end when nobody has this, and with the process.
+    """Some threads, which end when no reference to this is left, or with the process.
 
-    Python waits for ever, at its end, for a ThreadPoolExecutor's.
+    At its end Python waits for ever for the threads of a ThreadPoolExecutor.
     """
 
     def __init__(self, count: int, name: str) -> None:

@@ -77,7 +77,7 @@ class Workers:
     """Processes that decode a record each at a time; threads share them.
 
     They are new programs, no forks of this process, which has threads and registered memory. Each
-    has its own pipe: one that is killed while it sends stops nobody. All end when this process
+    has its own pipe, so one that is killed while it sends stops no other. All end when this process
     does, however it ends.
 
     Raises

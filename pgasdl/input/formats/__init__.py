@@ -1,4 +1,4 @@
-"""What the records of a data set are: one module for each format of its files.
+"""The records of a data set: one module for each format of its files.
 
 A format reads bytes through a function alone, by their addresses in :class:`Files`.
 """
@@ -20,7 +20,7 @@ __all__ = ["FORMATS", "Format", "Read", "Table", "format_of"]
 
 
 class Format(Protocol):
-    """The records of some files. Threads share it."""
+    """The records of some files; threads share it."""
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         """Take the table of each file, as :meth:`scan` gave it."""
@@ -35,7 +35,7 @@ class Format(Protocol):
         """Return address and length of what :meth:`record` reads."""
 
     def bounds(self, rows: Numbers | slice = ALL) -> tuple[Numbers, Numbers]:
-        """Return where some records begin, and their lengths; as :meth:`ranges` tells them."""
+        """Return where some records begin, and their lengths, as :meth:`ranges` does."""
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return the fields of a record; DataError: it is damaged."""
@@ -49,7 +49,7 @@ FORMATS: dict[str, type[Format]] = {
 }
 
 _ENDINGS = {
-    "tar": (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),  # Tar names the cure
+    "tar": (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),  # Tar says: unpack it
     "folder": (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "parquet": (".parquet",),
     "npy": (".npy",),

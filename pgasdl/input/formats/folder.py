@@ -34,7 +34,7 @@ class Folder:
 
     @staticmethod
     def scan(files: Files, number: int, read: Read) -> Table:
-        """Return nothing: names say it all."""
+        """Return an empty table: the names are enough."""
         return {}
 
     def __len__(self) -> int:

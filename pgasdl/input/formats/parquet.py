@@ -22,8 +22,8 @@ _TAIL = 8  # the footer's length in 4 bytes, and a magic word
 class Parquet:
     """Rows of Parquet files, with a field for each column.
 
-    Lists of numbers are NumPy arrays; other lists are lists, structs are dicts, and all else is
-    what pyarrow makes of it: bytes, str, int, float, None.
+    Lists of numbers are NumPy arrays, other lists are lists, and structs are dicts. pyarrow
+    converts everything else: to bytes, str, int, float, None.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Parquet:
         _pyarrow()
         self._files = files
         self._footers = [table["footer"] for table in tables]
-        # Of row groups: file, number there, address, size, and the first row of the next.
+        # Each row group's file, number there, address, size, and the first row of the next.
         groups = [(file, group) for file, t in enumerate(tables) for group in range(len(t["rows"]))]
         self._groups = groups
         self._address = np.concatenate(
@@ -129,7 +129,7 @@ class Parquet:
                 table = self._decode(group, read)
             except BaseException as error:
                 with self._lock:
-                    del self._decoded[group]  # it was not done: nobody else took it away
+                    del self._decoded[group]  # it was not done, so no other thread removed it
                 future.set_exception(error)
             else:
                 future.set_result(table)
@@ -138,7 +138,7 @@ class Parquet:
         return future.result()  # it ends when the other thread's reading does
 
     def _make_room(self, nbytes: int) -> None:
-        """Count a new row group; give up what was used the longest ago, all but two."""
+        """Count a new row group; drop those used the longest ago, but keep two."""
         self._kept += nbytes
         for group in [*self._decoded][:-2]:
             if self._kept > _KEPT and self._decoded[group].done():

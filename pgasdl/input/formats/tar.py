@@ -1,6 +1,6 @@
 """Tars by webdataset's convention: members in a row whose names differ in extension are a sample.
 
-The extension is all behind the first dot of a name's last part, in lower case.
+The extension is everything behind the first dot of a name's last part, in lower case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Tar:
     Attributes
     ----------
     extensions : list of str
-        All that samples have, sorted.
+        The extensions of all samples, sorted.
     """
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:
@@ -33,7 +33,7 @@ class Tar:
         names = [_unpacked(table["extensions"], table["extension_nbytes"]) for table in tables]
         self.extensions = sorted(set().union(*names))
         numbers = {name: number for number, name in enumerate(self.extensions)}
-        # Of members: their extension, address and size.
+        # Each member's extension, address and size.
         self._extension = np.concatenate(
             [
                 np.array([numbers[name] for name in mine], np.int32)[table["extension"]]
@@ -44,7 +44,7 @@ class Tar:
             [start + table["offset"] for start, table in zip(files.starts, tables, strict=False)]
         )
         self._nbytes = joined("nbytes")
-        # Of samples: where their members and keys begin.
+        # Where each sample's members and key begin.
         self._members = _starts(joined("n_members"))
         self._keys, self._key_starts = joined("keys"), _starts(joined("key_nbytes"))
 

@@ -1,4 +1,4 @@
-"""One file of a data set, as libraries want it: a file object to read from."""
+"""One file of a data set as a file object, which libraries can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgasdl.input.files import Files
 
 # Returns the bytes at an address: Read(address, nbytes).
 Read = Callable[[int, int], bytes | bytearray | memoryview]
-# What a file's records are: ranks send it to each other, and disks keep it.
+# The places of a file's records, by format. Ranks exchange tables, and disks keep them.
 Table = dict[str, npt.NDArray[Any]]
 Numbers = npt.NDArray[np.int64]
 ALL = slice(None)
