@@ -1,13 +1,106 @@
-"""The tables of a data set's files as bytes: for other ranks, and for the next job."""
+"""Which records a data set has: found by all ranks together, and kept for the next job."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pgasdl.input.formats import Table
+from pgasdl.input.files import Files
+from pgasdl.input.first_records import FirstRecords
+from pgasdl.input.formats import FORMATS, Format, Table
+from pgasdl.input.formats.tar import Tar
+from pgasdl.input.levels import BLOCK, Levels
+from pgasdl.input.members import Members
+from pgasdl.input.next_use import Blocks
+from pgasdl.input.threads import at_once
+
+
+class Index:
+    """The records of a data set; a process that reads tars alone begins with the first ones.
+
+    With a group a collective. Threads may share it.
+
+    Attributes
+    ----------
+    known : Format, optional
+        All records; None: only the first ones are known yet.
+    """
+
+    def __init__(
+        self, files: Files, format: str, levels: Levels, members: Members, memory: int
+    ) -> None:
+        self._files, self._levels, self._members = files, levels, members
+        self._format, self._number = FORMATS[format], list(FORMATS).index(format)
+        self._blocks: Blocks | None = None
+        self._first_records: FirstRecords | None = None
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self.known: Format | None = None
+        if members.group is not None or self._format is not Tar:
+            self.known = self._format(files, self._tables(memory))
+        elif kept := levels.index(self._number):
+            self.known = Tar(files, unpacked([kept], len(files)))
+        elif self._first().tables is not None:
+            self.known = self.all
+
+    @property
+    def all(self) -> Format:
+        """All records; where only the first ones are known, this reads the headers of all."""
+        if self.known is None:
+            first = self._first()
+            with self._lock:
+                if self.known is None:
+                    tables = first.tables or self._scanned(range(len(self._files)))
+                    self._levels.keep_index(self._number, packed(dict(enumerate(tables))))
+                    self.known = self._format(self._files, tables)
+        return self.known
+
+    def having(self, count: int) -> Format:
+        """Return so many records, or more; or all, if there are fewer."""
+        form = self._first().reach(count) if self.known is None else None
+        return self.all if form is None else form
+
+    @property
+    def blocks(self) -> Blocks:
+        """The first and the last block of each record."""
+        if self._blocks is None:
+            begins, nbytes = self.all.bounds()
+            self._blocks = begins // BLOCK, (begins + np.maximum(nbytes, 1) - 1) // BLOCK
+        return self._blocks
+
+    def _first(self) -> FirstRecords:
+        """Return the first records of tars."""
+        if self._first_records is None or os.getpid() != self._process:
+            # A fork's locks may be those of threads that it does not have.
+            self._lock, self._process = threading.Lock(), os.getpid()
+            self._first_records = FirstRecords(self._files, self._levels.read)
+        return self._first_records
+
+    def _scanned(self, numbers: Sequence[int]) -> list[Table]:
+        """Return the tables of some files."""
+        files, read = self._files, self._levels.read
+        return at_once(lambda number: self._format.scan(files, number, read), numbers)
+
+    def _tables(self, memory: int) -> list[Table]:
+        """Return the tables of all files; each rank reads a part of the files."""
+        members, levels, number = self._members, self._levels, self._number
+        kept = members.from_first(f"input index, {memory} bytes", lambda: levels.index(number))
+        if kept:
+            return unpacked([kept], len(self._files))
+
+        def scan() -> bytes:
+            mine = range(members.rank, len(self._files), members.size)
+            return packed(dict(zip(mine, self._scanned(mine), strict=True)))
+
+        # Others may still read: a second for each MB is more than any storage needs.
+        blobs = members.from_all("input tables", scan, self._files.nbytes / 1e6)
+        tables = unpacked(blobs, len(self._files))
+        if members.rank == 0:
+            levels.keep_index(number, packed(dict(enumerate(tables))))
+        return tables
 
 
 def packed(tables: Mapping[int, Table]) -> bytes:

@@ -6,7 +6,6 @@ import functools
 import json
 import operator
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -17,17 +16,14 @@ import numpy.typing as npt
 from pgasdl.group import Group
 from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.files import File, Files
-from pgasdl.input.first_records import FirstRecords
-from pgasdl.input.formats import FORMATS, Format, Table, format_of
+from pgasdl.input.formats import FORMATS, Format, format_of
 from pgasdl.input.formats.arrays import Arrays
-from pgasdl.input.formats.tar import Tar
-from pgasdl.input.index import packed, unpacked
-from pgasdl.input.levels import BLOCK, BytesRead, Levels
+from pgasdl.input.index import Index
+from pgasdl.input.levels import BytesRead, Levels
 from pgasdl.input.members import Members
 from pgasdl.input.nearby import Nearby, Range
-from pgasdl.input.next_use import Blocks, NextUse
+from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
-from pgasdl.input.threads import at_once
 
 Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -123,18 +119,14 @@ class Records:
             group=self._members.group,
             timeout=timeout,
         )
-        self._whole: Format | None = None
-        self._blocks: Blocks | None = None
-        self._first_records: FirstRecords | None = None
-        self._lock, self._process = threading.Lock(), os.getpid()
         try:
-            self._open(memory)
+            self._index = Index(self.files, self.format, self._levels, self._members, memory)
         except BaseException:
             self.close()
             raise
 
     def __len__(self) -> int:
-        return len(self._form)
+        return len(self._index.all)
 
     def __getitem__(self, row: Any) -> dict[str, Any]:
         """Return a record; of NumPy's files several, by their numbers.
@@ -149,10 +141,10 @@ class Records:
         try:
             number = operator.index(row)
         except TypeError:
-            if isinstance(self._whole, Arrays):
-                return self._whole.batch(row, self._levels.fill)
+            if isinstance(form := self._index.known, Arrays):
+                return form.batch(row, self._levels.fill)
             raise
-        form = self._having(number + 1)
+        form = self._index.having(number + 1)
         if not 0 <= number < len(form):
             raise IndexError(f"record {number}: there are {len(self)}, from 0")
         return form.record(number, self._levels.read)
@@ -160,7 +152,7 @@ class Records:
     @property
     def dtype(self) -> np.dtype[Any] | None:
         """The fields of each record of NumPy's files; None: they have to be decoded."""
-        return self._whole.dtype if isinstance(self._whole, Arrays) else None
+        return form.dtype if isinstance(form := self._index.known, Arrays) else None
 
     def read(self, rows: npt.ArrayLike, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read records of NumPy's files into given memory.
@@ -183,26 +175,26 @@ class Records:
         DataError
             A file was cut or changed, or storage fails.
         """
-        if not isinstance(self._whole, Arrays):
+        if not isinstance(form := self._index.known, Arrays):
             raise TypeError(f"records of format {self.format} have to be decoded: use a Loader")
-        self._whole.fill(rows, out, self._levels.fill)
+        form.fill(rows, out, self._levels.fill)
 
     def reaches(self, count: int) -> bool:
         """Whether there are so many records.
 
         While the index of tars is not complete, this reads the headers of so many records only.
         """
-        return len(self._having(count)) >= count
+        return len(self._index.having(count)) >= count
 
     def place(self, row: int) -> str:
         """Return the file of a record, and where it begins there."""
-        ranges = self._having(row + 1).ranges(row)
+        ranges = self._index.having(row + 1).ranges(row)
         return self.files.place(ranges[0][0]) if ranges else f"record {row}, of no bytes"
 
     def announce(self, rows: Iterable[int]) -> None:
         """Say that records will be read soon, in the order of their use."""
         numbers = np.asarray([*rows], np.int64)
-        form = self._having(int(max(numbers, default=0)) + 1)
+        form = self._index.having(int(max(numbers, default=0)) + 1)
         self._levels.announce(_ranges(form, numbers))
 
     def nearby(self, rows: npt.NDArray[np.int64]) -> Callable[[int], dict[str, Any]]:
@@ -210,7 +202,7 @@ class Records:
 
         One thread calls it.
         """
-        form = self._having(int(max(rows, default=0)) + 1)
+        form = self._index.having(int(max(rows, default=0)) + 1)
         read = Nearby(_ranges(form, rows), self._levels.read)
         return lambda row: form.record(row, read)
 
@@ -219,19 +211,19 @@ class Records:
 
         The caller keeps ``iteration`` of the answer up to date.
         """
-        order = NextUse(batches, lambda: self._bounds() if self._whole is not None else None)
+        order = NextUse(batches, lambda: None if self._index.known is None else self._index.blocks)
         self._levels.follow(order)
         return order
 
     @property
     def chunks(self) -> npt.NDArray[np.int64]:
         """The block in which each record begins, or its row group: they are read together."""
-        return self._bounds()[0] if self.format != "parquet" else self._form.bounds()[0]
+        return self._index.blocks[0] if self.format != "parquet" else self._index.all.bounds()[0]
 
     @property
     def mix(self) -> int | None:
         """The chunks that are kept decoded, the default of ``Loader(mix=...)``; None: all."""
-        return getattr(self._form, "mix", None)
+        return getattr(self._index.all, "mix", None)
 
     def counters(self) -> BytesRead:
         """Return the bytes that this rank has read so far, by level."""
@@ -264,78 +256,10 @@ class Records:
     def __reduce__(self) -> tuple[Callable[..., Records], tuple[Remote]]:
         return self._again, (self._remote,)  # without memory: for the worker of a DataLoader
 
-    def _bounds(self) -> Blocks:
-        """Return the first and the last block of each record."""
-        if self._blocks is None:
-            begins, nbytes = self._form.bounds()
-            self._blocks = begins // BLOCK, (begins + np.maximum(nbytes, 1) - 1) // BLOCK
-        return self._blocks
-
-    @property
-    def _form(self) -> Format:
-        """All records; where only the first ones are known, this reads the headers of all."""
-        if self._whole is None:
-            first = self._first()
-            with self._lock:
-                if self._whole is None:
-                    tables = first.tables or self._scanned(range(len(self.files)))
-                    self._levels.keep_index(self._number, packed(dict(enumerate(tables))))
-                    self._whole = FORMATS[self.format](self.files, tables)
-        return self._whole
-
-    def _having(self, count: int) -> Format:
-        """Return so many records, or more; or all, if there are fewer."""
-        form = self._first().reach(count) if self._whole is None else None
-        return self._form if form is None else form
-
-    def _first(self) -> FirstRecords:
-        """Return the first records of tars."""
-        if self._first_records is None or os.getpid() != self._process:
-            # A fork's locks may be those of threads that it does not have.
-            self._lock, self._process = threading.Lock(), os.getpid()
-            self._first_records = FirstRecords(self.files, self._levels.read)
-        return self._first_records
-
     def _found(self) -> bytes:
         """Return the files that ``remote`` names, as JSON."""
         found = self._storage.find(self._remote)
         return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
-
-    def _open(self, memory: int) -> None:
-        """Find the records; a process alone finds only the first ones of tars."""
-        if self._members.group is not None or self.format != "tar":
-            self._whole = FORMATS[self.format](self.files, self._tables(memory))
-        elif known := self._levels.index(self._number):
-            self._whole = Tar(self.files, unpacked([known], len(self.files)))
-        elif self._first().tables is not None:
-            self._whole = self._form
-
-    def _scanned(self, numbers: Sequence[int]) -> list[Table]:
-        """Return the tables of some files."""
-        form, read = FORMATS[self.format], self._levels.read
-        return at_once(lambda number: form.scan(self.files, number, read), numbers)
-
-    @property
-    def _number(self) -> int:
-        return list(FORMATS).index(self.format)
-
-    def _tables(self, memory: int) -> list[Table]:
-        """Return what each file's records are: each rank looks at its part of the files."""
-        members, levels, number = self._members, self._levels, self._number
-        known = members.from_first(f"input index, {memory} bytes", lambda: levels.index(number))
-        if known:
-            return unpacked([known], len(self.files))
-
-        def scan() -> bytes:
-            mine = range(members.rank, len(self.files), members.size)
-            return packed(dict(zip(mine, self._scanned(mine), strict=True)))
-
-        # Others may still read: a second for each MB is more than any storage needs.
-        blobs = members.from_all("input tables", scan, self.files.nbytes / 1e6)
-        tables = unpacked(blobs, len(self.files))
-        if members.rank == 0:
-            levels.keep_index(number, packed(dict(enumerate(tables))))
-        return tables
 
 
 def _ranges(form: Format, rows: npt.NDArray[np.int64]) -> Iterator[Range]:

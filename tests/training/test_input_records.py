@@ -313,10 +313,10 @@ def test_announced_records_that_lie_together_are_one_range(
             bounds = [
                 records.files.locate(at)
                 for row in (first, last)
-                for at, _ in records._form.ranges(row)
+                for at, _ in records._index.all.ranges(row)
             ]
             assert found[0] == records.files[bounds[0][0]].url and found[1] == bounds[0][1]
-            ((begin, nbytes),) = records._form.ranges(last)
+            ((begin, nbytes),) = records._index.all.ranges(last)
             assert sum(found[1:]) == records.files.locate(begin)[1] + nbytes
         records.announce([])
         assert len(announced) == len(wanted)
