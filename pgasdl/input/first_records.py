@@ -11,7 +11,7 @@ from pgasdl.input.formats.tar import Tar
 from pgasdl.input.formats.tar_headers import TarHeaders
 from pgasdl.input.formats.window import Read, Table
 
-_LEAST = 200  # records of the first look
+_LEAST = 32  # records of the first look
 
 
 class FirstRecords:
