@@ -163,7 +163,9 @@ class Run:
                 due, scale = due
             assert isinstance(due, np.ndarray), "a matrix in place of a number"
             if do == "out" and coarse and scale is not None:
-                scale = scale * 2.0**20  # what is stored with less precision is computed in float32
+                # What is stored with less precision is computed in float32, or as out: NumPy rounds
+                # to the dtype of the operands first, and overflows there.
+                scale = np.where(np.isinf(due), np.finfo(np.float64).max, scale * 2.0**41)
             self.compare(due, found, scale)
             if do not in _TARGETS:
                 target = self.keep(do, due, found)
