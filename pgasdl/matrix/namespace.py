@@ -15,7 +15,7 @@ import numpy as np
 
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
-from pgasdl.matrix import elementwise, functions, making, products
+from pgasdl.matrix import elementwise, functions, making, products, solving
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.serving import served
 from pgasdl.matrix.space import Space
@@ -98,10 +98,12 @@ def _permute_dims(x: Any, axes: Any) -> Any:
 
 
 LINALG: dict[str, Callable[..., Any]] = {
+    "cholesky": solving.cholesky,
     "matmul": products.matmul,
     "matrix_norm": _matrix_norm,
     "matrix_transpose": lambda x: x.mT,
     "outer": functions.DISTRIBUTED[np.outer],
+    "solve": solving.solve,
     "trace": _trace,
     "vecdot": _vecdot,
     "vector_norm": _vector_norm,
