@@ -16,6 +16,7 @@ from support.requiring import require_modules
 from support.starting import succeeded
 
 import pgasdl
+from pgasdl.tools.cli import _COMMANDS
 
 PACKAGE = Path(pgasdl.__file__).parent
 
@@ -82,15 +83,30 @@ def test_the_programs_of_the_readme(line: str) -> None:
         ("halo", "rank 2: 0.000 of the heat"),
         ("publish", "rank 2: .* the last of version 50"),
         ("steal", "rank 2: .* tasks"),
+        ("matrix", "remap moves 960000 bytes in 6 messages"),
+        ("watched 20", "ended in iteration 19 of 20, stopped: False"),
     ],
 )
 def test_the_cookbook(name: str, told: str) -> None:
     """Short programs that check their own results."""
+    name, *arguments = name.split()
     path = ROOT / "apps/cookbook" / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
-    done = run("-n", "3", str(path), timeout=120)
+    done = run("-n", "3", str(path), *arguments, timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.search(told, done.stdout)
+
+
+def test_pages_name_programs_and_commands_that_exist() -> None:
+    """Python is never typed into a page: it comes from a file that a test runs."""
+    for folder in ("tutorials", "howto", "explanation"):
+        for page in sorted((ROOT / ".github/docs" / folder).glob("*.rst")):
+            text = page.read_text()
+            assert "code-block:: python" not in text, page
+            for path in re.findall(r"(?:apps|docker|tests|native|pgasdl)/[\w/.-]*\w", text):
+                assert (ROOT / path).exists(), f"{page.name}: {path}"
+            for command in re.findall(r"(?:^ +|``|\$ )pgasdl ([a-z]+)", text, re.MULTILINE):
+                assert command in _COMMANDS, f"{page.name}: pgasdl {command}"
 
 
 def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:
