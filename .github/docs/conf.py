@@ -31,7 +31,7 @@ html_theme = "furo"
 html_title = f"pgasdl {release}"
 html_copy_source = False
 # Lines of 100 columns fit beside the two side bars.
-html_theme_options = {"light_css_variables": {"code-font-size": "80%"}}
+html_theme_options = {"light_css_variables": {"code-font-size": "77%"}}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
