@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One process per core, up to four: tests start ranks, and those need cores, too."""
     named = [Path(each.partition("::")[0]) for each in config.args]

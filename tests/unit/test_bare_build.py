@@ -112,4 +112,4 @@ def test_doctor_and_topo_say_what_to_do(place: Path) -> None:
     assert found["status"] == "WARN" and WHY in found["detail"]
     assert "apt-get install libibverbs-dev, then build again" in found["fix"]
     topo = command(place, "-m", "pgasdl", "topo")
-    assert topo.returncode == 1 and WHY in topo.stdout and found["fix"] in topo.stdout
+    assert topo.returncode == 0 and WHY in topo.stdout and found["fix"] in topo.stdout

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,8 @@ def test_verbs_without_the_native_module(tmp_path: Path) -> None:
     shutil.copytree(
         INSTALLED / "pgasdl", source, ignore=shutil.ignore_patterns("_native*.so", "__pycache__")
     )
+    # Without one the installed package's would be taken.
+    (source / f"_native{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
     result = doctor(tmp_path, "--json", PYTHONPATH=str(tmp_path))
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
     assert findings["native module"]["status"] == "FAIL"
