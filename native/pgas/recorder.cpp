@@ -57,7 +57,9 @@ std::string Recorder::dump(Rank rank) const {
     const std::uint64_t then = record.ticks.load(std::memory_order_relaxed);
     const double age = now > then ? static_cast<double>(now - then) * us_per_tick : 0;
     const auto peer = static_cast<Rank>(static_cast<std::uint32_t>(what));
-    out << std::setw(14) << std::fixed << std::setprecision(1) << -age << " us  "
+    const bool long_ago = age >= 1e6;
+    out << std::setw(14) << std::fixed << std::setprecision(long_ago ? 3 : 1)
+        << -age / (long_ago ? 1e6 : 1) << (long_ago ? " s   " : " us  ")
         << name(static_cast<Operation>(what >> 56));
     if (peer >= 0) out << " peer " << peer;
     out << " segment " << ((what >> 32) & 0xffffff) << " id "
