@@ -18,9 +18,20 @@ from jobs_harness import Server, ask
 
 from pgasdl.jobs import proof
 from pgasdl.jobs.requests import MOST_BYTES
+from pgasdl.jobs.server import _listening
 
 JOBS = "/api/v1/jobs"
 REQUEST = {"program": ["held.py"]}
+
+
+def test_no_answer_waits_for_an_acknowledgement() -> None:
+    """The system's delay of 40 ms: each answer is sent in two parts."""
+    with (
+        _listening("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # --- who may ask
