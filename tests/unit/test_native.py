@@ -122,8 +122,8 @@ SEEDED = [
     Seeded(
         "group-slots-do-not-alternate",
         "native/pgas/allgather.cpp",
-        "(exchange.course.generation & 1) * ranks_.size() + distance;",
-        "0 * ranks_.size() + distance;",
+        "(generation & 1) * ranks_.size() + distance;",
+        "(generation & 0) * ranks_.size() + distance;",
         "test_relay",
         "",
     ),
