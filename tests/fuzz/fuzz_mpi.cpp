@@ -148,7 +148,7 @@ void run(Input& input) {
   };
   REQUIRE(data == library.memory);
   REQUIRE(zero(data + kBytes, board));
-  REQUIRE(zero(board + kNotifications * sizeof(FlagWord), library.memory + library.bytes));
+  REQUIRE(zero(board + local.notifications * sizeof(FlagWord), library.memory + library.bytes));
 }
 
 }  // namespace
