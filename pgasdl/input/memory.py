@@ -46,7 +46,7 @@ class JobMemory:
 
     Notes
     -----
-    MiMatrix (3.4): the first of its three levels is the memory of the nodes.
+    MiMatrix (2.1): the first of its three levels is the memory of the nodes.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class Records:
     Notes
     -----
     A rank that dies takes its memory with it: the others read its blocks from the levels below.
-    MiMatrix (3.4) has these three levels, and S-Caffe (4.1) a reader in each process.
+    MiMatrix (2.1) has these three levels, and S-Caffe (4.1) a reader in each process.
     """
 
     def __init__(

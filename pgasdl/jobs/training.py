@@ -1,9 +1,9 @@
-"""A training job and its server: all ranks obey a user's command at the same iteration.
+"""A training job and its server (MiMatrix): all ranks obey a user's command at the same iteration.
 
 That needs no barrier and no message of its own. Rank 0 writes a command to all ranks, and
 the number of the last one travels as one element of a layer that is exchanged anyway: the others
-add 0 to it. When the exchange of iteration k is over all ranks know the number, and obey at k + 2
-(MiMatrix). Numbers travel modulo 64, so that they are exact in every dtype and for up to 1024
+add 0 to it. When the exchange of iteration k is over all ranks know the number, and obey at k + 2.
+Numbers travel modulo 64, so that they are exact in every dtype and for up to 1024
 ranks; no more than 16 commands are ever under way.
 """
 

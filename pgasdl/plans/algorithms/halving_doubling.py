@@ -1,8 +1,8 @@
 """Recursive halving and doubling: sums of smaller and smaller halves, then results in reverse.
 
 Paper
-    swCaffe section V: reduce-scatter by recursive halving, all-gather by recursive doubling, and a
-    numbering of ranks round-robin over supernodes, because links between them are over-subscribed.
+    swCaffe section 5.1: reduce-scatter by recursive halving, all-gather by recursive doubling, and
+    ranks numbered round-robin over supernodes, because links between them are over-subscribed.
     There for powers of two; here for any P, without ranks that sit out.
 
 Steps on node v of P; nodes are in groups [low, high), first all of them, halved until each is alone

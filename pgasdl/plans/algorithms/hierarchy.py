@@ -1,9 +1,9 @@
 """Reduce and broadcast where nobody names a plan: which tree, and in how many chunks.
 
 Paper
-    S-Caffe section 5, HR (Tuned): for each size and number of processes the fastest of a binomial
-    tree, chains of chains and chains under a binomial tree, with chains of the best length. The
-    paper measures; here the cost below decides, and `pgasdl tune` and a policy measure.
+    S-Caffe sections 5 and 6.5, HR (Tuned): for each size and number of processes the fastest of a
+    binomial tree, chains of chains and chains under a binomial tree, with chains of the best
+    length. The paper measures; here the cost below decides, and `pgasdl tune` and a policy measure.
 
 Cost of S bytes in n chunks, with t = S / n by the bandwidth, and the depth D and the width W of the
 tree: hops from the last rank to the root, and children of the node that has most

@@ -1,7 +1,7 @@
 """Multi-stage broadcast: stages start ahead, and a rank waits for each just before it needs it.
 
 Paper
-    S-Caffe section 4.1: parameters are broadcast by layer, overlapped with the forward pass. The
+    S-Caffe section 4.2: parameters are broadcast by layer, overlapped with the forward pass. The
     naive design starts layer i + 1's broadcast when layer i is here, and overlaps only these two;
     multi-stage on-demand (SC-OB) starts all at once and waits for each just before its forward
     pass. Layers with waits of their own are plans of their own, in a GradientExchange of kind

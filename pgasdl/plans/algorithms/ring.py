@@ -1,8 +1,8 @@
 """Ring: blocks go round twice, first to be summed, then as results.
 
 Paper
-    The reduce-scatter and all-gather that swCaffe and MiMatrix compare with: every rank talks to
-    two neighbours only, whatever P, and each link carries the least that an exchange can need.
+    The algorithms by rings that swCaffe (5.1) leaves aside for their p latencies: every rank talks
+    to two neighbours only, whatever P, and each link carries the least that an exchange can need.
 
 Steps on rank r of P, with S bytes in P blocks (r ends up with the sum of block r)
     1. For s = 0..P-2: Put block r - 1 - s (mod P) into slot s of the right neighbour; wait for

@@ -10,8 +10,8 @@ Papers
     chain-chain     S-Caffe section 5, hierarchical reduce: chains of ``chain_size`` ranks, whose
     chain-binomial  heads form a chain (to 64 ranks) or a binomial tree (beyond). 8 is its ideal.
     Where the paper has a reduce, here are also a broadcast, and an exchange that comes back the way
-    it went. The paper reduces the lower level before the upper one begins; here chunks flow through
-    both without a stop between them. ``hierarchy`` says which tree is taken where nobody names one.
+    it went. S-Caffe does not say whether its upper level waits for the lower one; here chunks flow
+    through both without a stop. ``hierarchy`` says which tree is taken where nobody names one.
 
 Nodes are numbered from the root, 0; ``shapes`` says which node is whose child, and which rank it
 is. A child's place is the number of its slot at the parent. ``tree`` with ``group_size`` = q > 0
@@ -29,9 +29,9 @@ Steps on a node, for each of the n chunks of ``data`` in order
 
 Cost, with t(b) the time of one message and its reduction; S per link and direction
     tree            ceil(log2 P) latencies up, as many down; inbox of ceil(log2 P) S, because
-                    buffers are symmetric (the root needs them all); S-Caffe's equation (2)
+                    buffers are symmetric (the root needs them all); S-Caffe's equation (1)
     kary            (n + d - 1) arity t(S/n) one way, depth d = ceil(log_arity(P)) or so; arity S
-    chain           (n + P - 2) t(S/n) one way, the paper's equation (1); an exchange
+    chain           (n + P - 2) t(S/n) one way, S-Caffe's equation (2); an exchange
                     (n + 2 (P - 1) - 1) t(S/n); inbox of S. Best for large S and few ranks: on the
                     paper's machine from 8 MB on, with up to 8 ranks
     chain-chain     (n + q + m - 3) t(S/n) at most, with m = ceil(P / q) heads, which take two

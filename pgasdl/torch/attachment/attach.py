@@ -51,7 +51,7 @@ def attach(
         The context of this rank.
     kind : str, default "average"
         "average": every rank gets the mean gradients, and makes the steps; "update": the owner of
-        a block - the root of plan "tree" (CaffeGPI), a rank for each block of a GDRAA (MiMatrix) -
+        a block - the root of plan "tree" (CaffeGPI), a rank for each block of a GDRAA -
         makes its step, and the weights travel. It alone keeps the block's optimizer state.
     group : Group, optional
         None: all ranks.
