@@ -12,6 +12,13 @@ from typing import Any
 from pgasdl.tools.chart import Chart, draw
 
 
+class Printed(float):
+    """A figure of a paper, shown with the digits that the paper prints."""
+
+    def __init__(self, text: str) -> None:
+        self.text = str(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of text; ``notes`` say where ours differs, and why."""
@@ -62,11 +69,13 @@ class Study:
 def figures(paper: str) -> dict[str, Any]:
     """Return the figures that the paper printed, and their source."""
     text = resources.files(__package__).joinpath("figures.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)[paper]
+    found: dict[str, Any] = json.loads(text, parse_float=Printed)[paper]
     return found
 
 
 def _text(cell: object) -> str:
+    if isinstance(cell, Printed):
+        return cell.text
     if isinstance(cell, float):
         return f"{cell:.3g}" if abs(cell) < 100 else f"{cell:.0f}"
     return str(cell)
