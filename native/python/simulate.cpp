@@ -21,7 +21,7 @@ using Links = std::vector<std::int32_t>;
 // group, link, link_beta, through, latency, startup, port_beta
 using LevelTuple = std::tuple<Links, Links, double, bool, double, double, double>;
 // gamma, copy, remote, update, blocking
-using Costs = std::tuple<double, double, double, double, bool>;
+using Costs = std::tuple<double, double, double, double, bool, bool>;
 using ActionTuple = std::tuple<std::int64_t, std::int64_t, double>;
 
 std::vector<std::int64_t> copied(const Integers& array) {
@@ -109,7 +109,8 @@ run_simulation(const std::vector<LevelTuple>& levels, const Costs& costs,
   for (const std::int32_t group : machine.levels.back().group) {
     check(group == machine.levels.back().group[0], "ranks that never meet");
   }
-  std::tie(machine.gamma, machine.copy, machine.remote, machine.update, machine.blocking) = costs;
+  std::tie(machine.gamma, machine.copy, machine.remote, machine.update, machine.blocking,
+           machine.turns) = costs;
   simulate::Scenario scenario = scenario_of(programs, jobs, ranks);
   for (const auto& [act, job, seconds] : application) {
     check(simulate::kCompute <= act && act <= simulate::kJoin, "no such action");

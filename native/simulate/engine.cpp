@@ -18,7 +18,9 @@ Engine::Engine(const Machine& machine, const Scenario& scenario)
       position_(scenario.ranks, 0),
       joins_(scenario.ranks, -1),
       port_busy_(scenario.ranks, 0.0),
-      heads_(machine.levels.size()) {
+      heads_(machine.levels.size()),
+      computes_until_(scenario.ranks, 0.0),
+      held_(scenario.ranks) {
   for (const Level& level : machine.levels) {
     std::int32_t links = 0;
     for (const std::int32_t link : level.link) links = std::max(links, link + 1);
@@ -68,7 +70,11 @@ Result Engine::run() {
       case kLane: {
         const Resume resume = resumes_[event.which];
         unused_resumes_.push_back(event.which);
-        advance(resume.job, resume.rank, resume.lane);
+        if (machine_.turns && now_ < computes_until_[resume.rank]) {
+          held_[resume.rank].push_back(resume);
+        } else {
+          advance(resume.job, resume.rank, resume.lane);
+        }
         break;
       }
       case kApplication:
@@ -109,7 +115,22 @@ std::int32_t Engine::meeting(std::int64_t a, std::int64_t b) const {
 
 // --- the application
 
+// Lets lanes go on that were held; false: they have work, and the application goes on later.
+bool Engine::turn(std::int64_t rank) {
+  if (!machine_.turns) return true;
+  double later = reducer_free_[rank];
+  if (!held_[rank].empty()) {
+    for (const Resume& lane : held_[rank]) resume(now_, lane.job, lane.rank, lane.lane);
+    held_[rank].clear();
+  } else if (later <= now_) {
+    return true;
+  }
+  push(std::max(now_, later), kApplication, static_cast<std::uint32_t>(rank));
+  return false;
+}
+
 void Engine::act(std::int64_t rank) {
+  if (!turn(rank)) return;
   const auto& actions = scenario_.application;
   std::int64_t& position = position_[rank];
   while (position < static_cast<std::int64_t>(actions.size())) {
@@ -117,6 +138,7 @@ void Engine::act(std::int64_t rank) {
     double& moment = result_.moments[position * ranks_ + rank];
     if (action.act == kCompute && moment < 0) {
       moment = now_ + action.seconds * scenario_.slow[rank];
+      computes_until_[rank] = moment;
       push(moment, kApplication, static_cast<std::uint32_t>(rank));
       return;
     }
@@ -126,7 +148,12 @@ void Engine::act(std::int64_t rank) {
     }
     moment = now_;
     ++position;
-    if (action.act == kStart) start(action.job, rank);
+    if (action.act != kStart) continue;
+    start(action.job, rank);
+    if (machine_.turns) {  // its lanes begin before the next action
+      push(now_, kApplication, static_cast<std::uint32_t>(rank));
+      return;
+    }
   }
 }
 

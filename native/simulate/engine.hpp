@@ -72,6 +72,7 @@ class Engine {
   void push(double at, What what, std::uint32_t which);
 
   void act(std::int64_t rank);
+  bool turn(std::int64_t rank);
   void start(std::int64_t number, std::int64_t rank);
   void advance(std::int64_t number, std::int64_t rank, std::uint32_t lane);
   bool step(std::int64_t number, std::int64_t rank, std::uint32_t index, Lane& lane);
@@ -108,6 +109,9 @@ class Engine {
     std::uint32_t rank, lane;
   };
   std::vector<Resume> resumes_;
+  // With turns: until when each rank computes, and the lanes that go on then.
+  std::vector<double> computes_until_;
+  std::vector<std::vector<Resume>> held_;
   std::vector<std::uint32_t> unused_resumes_;
   void resume(double at, std::int64_t job, std::int64_t rank, std::uint32_t lane);
   Result result_;

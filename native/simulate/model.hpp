@@ -76,6 +76,9 @@ struct Machine {
   double remote = 0;          // per byte loaded from or stored to a peer's memory
   double update = 0;          // per byte of a Call
   bool blocking = false;      // a Put holds up its lane until it is sent
+  // Lanes go on only while the application does not compute: after each of its actions, and while
+  // it waits. Their work holds it up.
+  bool turns = false;
 };
 
 enum Act : std::int64_t { kCompute, kStart, kJoin };

@@ -60,6 +60,9 @@ class Machine:
         Seconds per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
     blocking : bool
         A Put holds up its lane until it has left the sender's port.
+    turns : bool
+        Exchanges go on only between an application's actions, and while it waits; what they add
+        and copy there holds it up.
     """
 
     name: str
@@ -69,13 +72,14 @@ class Machine:
     remote: float = 0.0
     update: float = 0.0
     blocking: bool = False
+    turns: bool = False
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.levels[-1].group)
 
-    def native(self) -> tuple[list[Any], tuple[float, float, float, float, bool]]:
+    def native(self) -> tuple[list[Any], tuple[float, float, float, float, bool, bool]]:
         """Return the machine as the native engine takes it."""
         none = [-1] * self.size
         levels = [
@@ -90,7 +94,8 @@ class Machine:
             )
             for level in self.levels
         ]
-        return levels, (self.gamma, self.copy, self.remote, self.update, self.blocking)
+        costs = self.gamma, self.copy, self.remote, self.update, self.blocking, self.turns
+        return levels, costs
 
 
 def flat(

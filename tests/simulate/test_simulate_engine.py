@@ -124,6 +124,19 @@ def test_skewed_ranks_and_computation() -> None:
     assert late.seconds == pytest.approx(12e-3)
 
 
+def test_exchanges_that_go_on_in_turns() -> None:
+    # One second for a message, and for adding it; two layers of ten seconds.
+    exchange = sim.Exchange("tree", 16, kind="update")
+    layers = [sim.Start(0), sim.Compute(10), sim.Compute(10), sim.Join(0)]
+    machine = sim.flat(2, latency=0, bandwidth=64, gamma=1 / 64)
+    free = sim.simulate(machine, [exchange], layers)
+    assert free.finish[0].tolist() == [3, 3] and free.moments[-1].tolist() == [20, 20]
+    held = sim.simulate(replace(machine, turns=True), [exchange], layers)
+    # The root adds at 10, which holds it up; the result is taken at the end of the other's layer.
+    assert held.moments[1].tolist() == [11, 10]
+    assert held.finish[0].tolist() == [21, 20] and held.moments[-1].tolist() == [21, 20]
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PlanError, match="no plan named 'nope'"):
         sim.simulate(sim.flat(2), [sim.Exchange("nope", 4)])
