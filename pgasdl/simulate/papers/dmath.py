@@ -11,7 +11,7 @@ from pgasdl.matrix.choice import choose
 from pgasdl.matrix.layout import Layout, columns, rows
 from pgasdl.plans.cost import Model, Pair
 from pgasdl.simulate.machine import Machine, supernodes
-from pgasdl.simulate.papers.study import Study, Table, figures
+from pgasdl.simulate.papers.study import Study, Table, figures, names
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import simulate
 from pgasdl.tools.chart import Chart, Series
@@ -56,11 +56,10 @@ def cyclic(n: int, gpus: int, seconds_alone: float) -> float:
 
 def model(flop: float) -> Model:
     """Return the machine: PCIe from GPU to GPU, EDR between nodes (table II)."""
-    pairs = (
-        Pair(latency, 1 / _bandwidth(medium), STARTUP)
-        for latency, medium in ((1e-6, P2P), (1.3e-6, INTERNODE))
-    )
-    return Model(*pairs, per_node=figures("dmath")["gpus_per_node"], gamma=1 / 100e9, flop=flop)
+    inside = Pair(1e-6, 1 / _bandwidth(P2P), STARTUP)
+    across = Pair(1.3e-6, 1 / _bandwidth(INTERNODE), STARTUP)
+    per_node = figures("dmath")["gpus_per_node"]
+    return Model(inside, across, per_node, gamma=1 / 100e9, flop=flop)
 
 
 def product(a: Layout, b: Layout, gpus: int, machine: Model, wanted: Layout | None = None) -> float:
@@ -120,29 +119,17 @@ def rate(
 
 
 def _links(paper: dict[str, Any]) -> Table:
-    media = (INTERNODE, P2P)
-    sizes = [size for size in paper["megabytes_per_second"] if int(size) > 1]
-    start = {medium: paper["microseconds"]["1"][medium] for medium in media}
+    rows = []
+    for size, measured in list(paper["microseconds"].items())[2:]:
+        cells: list[object] = [size]
+        for medium in (INTERNODE, P2P):
+            line = paper["microseconds"]["1"][medium] + 1e6 * int(size) / _bandwidth(medium)
+            cells += [measured[medium], line]
+        rows.append(cells)
     return Table(
         "Messages, microseconds (tables I and II)",
-        (
-            "bytes",
-            *(text for m in media for text in (f"{paper['media'][m]}, paper", "a straight line")),
-        ),
-        [
-            (
-                size,
-                *(
-                    value
-                    for m in media
-                    for value in (
-                        paper["microseconds"][size][m],
-                        start[m] + 1e6 * int(size) / _bandwidth(m),
-                    )
-                ),
-            )
-            for size in sizes
-        ],
+        names("bytes | internode EDR GDR, paper | line | CUDA P2P, paper | line"),
+        rows,
         [
             "Both tables are input: table I for the paper's own product below, table II's last row "
             "for all else. The line is table I's row of 1 byte and table II's last row: table II "
@@ -225,14 +212,9 @@ def products(paper: dict[str, Any]) -> Table:
         found.append(cells)
     return Table(
         "Products of square matrices, seconds (table V)",
-        (
-            "size",
-            "1 GPU, paper",
-            *(
-                text
-                for gpus, _ in ways
-                for text in (f"{gpus} GPUs, paper", "its algorithm", "pgasdl's")
-            ),
+        names(
+            "size | 1 GPU, paper | 2 GPUs, paper | its algorithm | pgasdl's | 8 GPUs, paper | "
+            "its algorithm | pgasdl's | 32 GPUs, paper | its algorithm | pgasdl's"
         ),
         found,
         [

@@ -66,6 +66,11 @@ class Study:
         return said + [draw(chart, folder) for chart in self.charts]
 
 
+def names(text: str) -> list[str]:
+    """Return the names of a table's columns, as one line has them."""
+    return text.split(" | ")
+
+
 def figures(paper: str) -> dict[str, Any]:
     """Return the figures that the paper printed, and their source."""
     text = resources.files(__package__).joinpath("figures.json").read_text(encoding="utf-8")
