@@ -13,6 +13,7 @@ import pytest
 from failure_harness import TIMEOUT
 from support.forking import Job
 from support.patience import took
+from support.ranks import on_ranks
 from tiers import full
 
 from pgasdl import ClosedError, Context, PeerLost, loopback
@@ -69,22 +70,19 @@ def test_whoever_has_done_its_part_may_leave(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_one_of_many_leaves(mapped: bool) -> None:
+@on_ranks(20, "mapped", log="error", timeout=20)
+def test_one_of_many_leaves(ctx: Context, mapped: bool) -> None:
     """Members that wait for it through others learn its name: no hang, and no other name."""
-
-    def program(ctx: Context) -> None:
-        group = ctx.group(range(ctx.size))
-        ctx.barrier()
-        if ctx.rank == 3:
-            return
-        for _ in range(2):
-            with pytest.raises(PeerLost) as lost:
-                group.allreduce([1.0])
-            assert lost.value.rank == 3, lost.value
-        with pytest.raises(PeerLost):
-            ctx.segment(64)
-
-    loopback.run(20, program, log="error", timeout=20, mapped=mapped)
+    group = ctx.group(range(ctx.size))
+    ctx.barrier()
+    if ctx.rank == 3:
+        return
+    for _ in range(2):
+        with pytest.raises(PeerLost) as lost:
+            group.allreduce([1.0])
+        assert lost.value.rank == 3, lost.value
+    with pytest.raises(PeerLost):
+        ctx.segment(64)
 
 
 def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from support.ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -52,6 +54,9 @@ def run(size: int, program: Callable[[Any], Any], **options: Any) -> list[Any]:
             group.shutdown()
 
     return loopback.run(size, rank, **options)
+
+
+ranks = partial(on_ranks, run=run)
 
 
 def options(kind: Any, **values: Any) -> Any:

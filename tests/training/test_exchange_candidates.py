@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from support.ranks import on_ranks
 
 from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.errors import MismatchError, PeerLost, Timeout
@@ -208,14 +209,12 @@ def test_an_exchange_is_closed_while_candidates_are_tried(finish: bool) -> None:
     assert first == second and " or " not in first
 
 
-def test_candidates_that_cannot_be_are_refused() -> None:
-    def program(ctx: Context) -> None:
-        with pytest.raises(PlanError, match="no plan named 'nope'"):
-            GradientExchange(ctx, SHAPES[:1], candidates=("nope", "tree"))
-        with pytest.raises(PlanError, match="gdraa-direct is no candidate for kind 'reduce'"):
-            GradientExchange(ctx, SHAPES[:1], kind="reduce", candidates=("tree", "gdraa-direct"))
-
-    loopback.run(2, program)
+@on_ranks(2)
+def test_candidates_that_cannot_be_are_refused(ctx: Context) -> None:
+    with pytest.raises(PlanError, match="no plan named 'nope'"):
+        GradientExchange(ctx, SHAPES[:1], candidates=("nope", "tree"))
+    with pytest.raises(PlanError, match="gdraa-direct is no candidate for kind 'reduce'"):
+        GradientExchange(ctx, SHAPES[:1], kind="reduce", candidates=("tree", "gdraa-direct"))
 
 
 def test_different_candidates_are_a_mismatch() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange_tools import Case, contribution, expected, same_bits, train
+from support.ranks import on_ranks
 
 import pgasdl
 from pgasdl import (
@@ -106,60 +107,54 @@ def test_the_layer_that_differs_among_many() -> None:
         (LAYERS, {"wire": "complex64"}, BufferRefused, "complex64"),
     ],
 )
+@on_ranks(2)
 def test_what_cannot_be(
-    layers: list[Any], given: dict[str, Any], error: type[Exception], words: str
+    ctx: Context, layers: list[Any], given: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    def program(ctx: Context) -> None:
-        with pytest.raises(error, match=words):
-            GradientExchange(ctx, layers, **given)
-        assert not ctx.state.servers
-        ctx.barrier()
-
-    loopback.run(2, program)
+    with pytest.raises(error, match=words):
+        GradientExchange(ctx, layers, **given)
+    assert not ctx.state.servers
+    ctx.barrier()
 
 
-def test_direct_needs_mapped_memory() -> None:
-    def program(ctx: Context) -> None:
-        assert GradientExchange(ctx, LAYERS).plan == "gdraa"
-        for plan in ("gdraa-direct", "staged"):
-            with pytest.raises(PlanError, match="not mapped here"):
-                GradientExchange(ctx, LAYERS, plan=plan)
-
-    loopback.run(2, program, mapped=False)
+@on_ranks(2, mapped=False)
+def test_direct_needs_mapped_memory(ctx: Context) -> None:
+    assert GradientExchange(ctx, LAYERS).plan == "gdraa"
+    for plan in ("gdraa-direct", "staged"):
+        with pytest.raises(PlanError, match="not mapped here"):
+            GradientExchange(ctx, LAYERS, plan=plan)
 
 
-def test_ready_twice_and_wait_too_early() -> None:
-    def program(ctx: Context) -> None:
-        alone = GradientExchange(ctx, LAYERS)
-        for layer in range(3):
-            alone.wait(layer)  # nothing is under way: returns at once
+@on_ranks(2)
+def test_ready_twice_and_wait_too_early(ctx: Context) -> None:
+    alone = GradientExchange(ctx, LAYERS)
+    for layer in range(3):
+        alone.wait(layer)  # nothing is under way: returns at once
+    alone.ready(1)
+    with pytest.raises(PlanError, match=r"layer 1 is ready twice.*wait\(1\)"):
         alone.ready(1)
-        with pytest.raises(PlanError, match=r"layer 1 is ready twice.*wait\(1\)"):
-            alone.ready(1)
-        alone.wait(1)
-        alone.wait(1)
-        alone.ready(1)
-        alone.finish()
-        for call in (alone.ready, alone.wait, alone.gradient):
-            for number in (3, -1):
-                with pytest.raises(PlanError, match=f"no layer {number}: there are 3"):
-                    call(number)
-        with pytest.raises(PlanError, match="keep weights"):
-            alone.weight(0)
+    alone.wait(1)
+    alone.wait(1)
+    alone.ready(1)
+    alone.finish()
+    for call in (alone.ready, alone.wait, alone.gradient):
+        for number in (3, -1):
+            with pytest.raises(PlanError, match=f"no layer {number}: there are 3"):
+                call(number)
+    with pytest.raises(PlanError, match="keep weights"):
+        alone.weight(0)
 
-        together = GradientExchange(ctx, LAYERS, bucket_bytes=1 << 20)
+    together = GradientExchange(ctx, LAYERS, bucket_bytes=1 << 20)
+    together.ready(0)
+    with pytest.raises(PlanError, match="layer 0 is ready twice"):
         together.ready(0)
-        with pytest.raises(PlanError, match="layer 0 is ready twice"):
-            together.ready(0)
-        with pytest.raises(PlanError, match=r"bucket 0 with layers \[1\], which are not ready"):
-            together.wait(0)
-        together.wait(1)  # layer 1 was not made ready since it was last waited for
-        together.finish()  # leaves the incomplete bucket as it is
-        together.ready(1)
+    with pytest.raises(PlanError, match=r"bucket 0 with layers \[1\], which are not ready"):
         together.wait(0)
-        together.wait(1)
-
-    loopback.run(2, program)
+    together.wait(1)  # layer 1 was not made ready since it was last waited for
+    together.finish()  # leaves the incomplete bucket as it is
+    together.ready(1)
+    together.wait(0)
+    together.wait(1)
 
 
 def test_a_timeout_names_who_owes_and_can_be_resumed() -> None:
@@ -248,65 +243,58 @@ def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_o
     assert named == [0, 0]
 
 
-def test_memory_stays_after_an_update_raised_for_peers_that_come_later() -> None:
+@on_ranks(2, mapped=False)
+def test_memory_stays_after_an_update_raised_for_peers_that_come_later(ctx: Context) -> None:
     """They write to it by address, and read why it raised."""
-
-    def program(ctx: Context) -> None:
-        exchange = after_an_update_that_raises(ctx)
-        if ctx.rank == 0:
-            exchange.close()
-            assert not exchange.gradients.deleted
-        ctx.barrier()
-        if ctx.rank == 1:
-            with pytest.raises(PeerLost, match=r"rank 0 has given it up.*raised KeyError"):
-                exchange.wait(0, timeout=30)
-
-    loopback.run(2, program, mapped=False)
-
-
-def test_close() -> None:
-    def program(ctx: Context) -> None:
-        ended: list[Block] = []
-        exchange = GradientExchange(ctx, LAYERS, kind="update", update=ended.append)
-        for layer in range(3):
-            exchange.gradient(layer)[...] = 1
-            exchange.ready(layer)
-        view = exchange.weight(0)
-        exchange.close()  # finishes first, updates included
-        assert len(ended) == (3 if ctx.rank == 0 else 0)  # of so few elements rank 0 owns all
+    exchange = after_an_update_that_raises(ctx)
+    if ctx.rank == 0:
         exchange.close()
-        assert view.sum() == 0
-        assert exchange.gradients.deleted
-        assert not ctx.state.servers
-        for call in (exchange.ready, exchange.wait, exchange.gradient):
-            with pytest.raises(ClosedError, match="closed"):
-                call(0)
-        exchange.finish()
-        left_open = GradientExchange(ctx, LAYERS)
+        assert not exchange.gradients.deleted
+    ctx.barrier()
+    if ctx.rank == 1:
+        with pytest.raises(PeerLost, match=r"rank 0 has given it up.*raised KeyError"):
+            exchange.wait(0, timeout=30)
+
+
+@on_ranks(2)
+def test_close(ctx: Context) -> None:
+    ended: list[Block] = []
+    exchange = GradientExchange(ctx, LAYERS, kind="update", update=ended.append)
+    for layer in range(3):
+        exchange.gradient(layer)[...] = 1
+        exchange.ready(layer)
+    view = exchange.weight(0)
+    exchange.close()  # finishes first, updates included
+    assert len(ended) == (3 if ctx.rank == 0 else 0)  # of so few elements rank 0 owns all
+    exchange.close()
+    assert view.sum() == 0
+    assert exchange.gradients.deleted
+    assert not ctx.state.servers
+    for call in (exchange.ready, exchange.wait, exchange.gradient):
+        with pytest.raises(ClosedError, match="closed"):
+            call(0)
+    exchange.finish()
+    left_open = GradientExchange(ctx, LAYERS)
+    left_open.ready(0)
+    left_open.wait(0)
+    ctx.close()
+    left_open.close()
+    with pytest.raises(ClosedError):
         left_open.ready(0)
-        left_open.wait(0)
-        ctx.close()
-        left_open.close()
-        with pytest.raises(ClosedError):
-            left_open.ready(0)
-
-    loopback.run(2, program)
 
 
-def test_nothing_to_exchange() -> None:
-    def program(ctx: Context) -> None:
-        for layers in ([], [((0,), "float32")], [((0, 3), "float64"), ((), "float32")]):
-            exchange = GradientExchange(ctx, layers)
-            for _ in range(2):
-                for layer in range(len(layers)):
-                    exchange.gradient(layer)[...] = ctx.rank
-                    exchange.ready(layer)
-                exchange.finish()
-            if len(layers) == 2:
-                assert exchange.gradient(1) == 0.5
-            exchange.close()
-
-    loopback.run(2, program)
+@on_ranks(2)
+def test_nothing_to_exchange(ctx: Context) -> None:
+    for layers in ([], [((0,), "float32")], [((0, 3), "float64"), ((), "float32")]):
+        exchange = GradientExchange(ctx, layers)
+        for _ in range(2):
+            for layer in range(len(layers)):
+                exchange.gradient(layer)[...] = ctx.rank
+                exchange.ready(layer)
+            exchange.finish()
+        if len(layers) == 2:
+            assert exchange.gradient(1) == 0.5
+        exchange.close()
 
 
 def test_layers_may_be_arrays_tensors_and_parameters() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from exchange_tools import Case, expected, train
+from support.ranks import on_ranks
 from tiers import full
 
 from pgasdl import Context, loopback
@@ -13,16 +14,14 @@ GENERATIONS = 4095
 
 
 @pytest.mark.parametrize("plan", full(["staged", "gdraa", "tree"], quick=1))
-def test_allreduce_when_the_numbers_begin_anew(plan: str) -> None:
-    def program(ctx: Context) -> None:
-        array = np.zeros(40, np.float32)
-        for call in range(GENERATIONS + 8):
-            array[:] = 10 * call + ctx.rank
-            ctx.allreduce(array, op="mean", plan=plan)
-            if call < 4 or call > GENERATIONS - 4:
-                np.testing.assert_array_equal(array, 10 * call + 1, f"call {call}")
-
-    loopback.run(3, program, seed=1, delay=2, reorder=True)
+@on_ranks(3, seed=1, delay=2, reorder=True)
+def test_allreduce_when_the_numbers_begin_anew(ctx: Context, plan: str) -> None:
+    array = np.zeros(40, np.float32)
+    for call in range(GENERATIONS + 8):
+        array[:] = 10 * call + ctx.rank
+        ctx.allreduce(array, op="mean", plan=plan)
+        if call < 4 or call > GENERATIONS - 4:
+            np.testing.assert_array_equal(array, 10 * call + 1, f"call {call}")
 
 
 @pytest.mark.parametrize("plan", full(["gdraa", "gdraa-direct", "tree"], quick=1))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from input_tools import RECORD, Encoded, records, right, saved
 from support.patience import until
+from support.ranks import on_ranks
 
 from pgasdl import (
     BufferRefused,
@@ -188,32 +189,30 @@ def test_memory_that_is_refused(data: Records) -> None:
         assert all(np.shares_memory(batch["image"], memory) for batch in prefetcher)
 
 
-def test_batches_lie_in_a_segment_where_peers_read_them(data: Records) -> None:
-    def program(ctx: Context) -> None:
-        batches = Batches(43, 10, rank=ctx.rank, size=ctx.size)
-        iterations = batches.iterations(0, 6)
-        nbytes = Prefetcher.nbytes(data, iterations)
-        segment, there = ctx.segment(nbytes), ctx.segment(nbytes)
-        peer = 1 - ctx.rank
-        begin = segment.numpy().ctypes.data
-        with Prefetcher(data, iterations, memory=segment) as prefetcher:
-            for iteration, batch in enumerate(prefetcher):
-                right(batch, batches.rows(iteration))
-                start = batch["image"].ctypes.data - begin
-                stop = start + batch["image"].nbytes
-                assert 0 <= start < stop <= nbytes
-                ctx.write_notify(segment[start:stop], peer, there[0 : stop - start], 0)
-                assert ctx.notify_waitsome(there) == 0
-                ctx.notify_reset(there, 0)
-                theirs = Batches(43, 10, rank=peer, size=ctx.size).rows(iteration)
-                found = there.numpy(np.uint8, 0, (5, 3, 5, 5))
-                assert np.array_equal(found, records(43)["image"][theirs])
-                ctx.wait()
-                ctx.barrier()
-            segment.delete()
-            right(batch, batches.rows(5))  # views keep the memory
-
-    loopback.run(2, program)
+@on_ranks(2)
+def test_batches_lie_in_a_segment_where_peers_read_them(ctx: Context, data: Records) -> None:
+    batches = Batches(43, 10, rank=ctx.rank, size=ctx.size)
+    iterations = batches.iterations(0, 6)
+    nbytes = Prefetcher.nbytes(data, iterations)
+    segment, there = ctx.segment(nbytes), ctx.segment(nbytes)
+    peer = 1 - ctx.rank
+    begin = segment.numpy().ctypes.data
+    with Prefetcher(data, iterations, memory=segment) as prefetcher:
+        for iteration, batch in enumerate(prefetcher):
+            right(batch, batches.rows(iteration))
+            start = batch["image"].ctypes.data - begin
+            stop = start + batch["image"].nbytes
+            assert 0 <= start < stop <= nbytes
+            ctx.write_notify(segment[start:stop], peer, there[0 : stop - start], 0)
+            assert ctx.notify_waitsome(there) == 0
+            ctx.notify_reset(there, 0)
+            theirs = Batches(43, 10, rank=peer, size=ctx.size).rows(iteration)
+            found = there.numpy(np.uint8, 0, (5, 3, 5, 5))
+            assert np.array_equal(found, records(43)["image"][theirs])
+            ctx.wait()
+            ctx.barrier()
+        segment.delete()
+        right(batch, batches.rows(5))  # views keep the memory
 
 
 def trained(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.launcher import run
+from support.ranks import on_ranks
 
 from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.bound import select
@@ -242,11 +243,11 @@ def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:
     assert os.environ.get("PGASDL_POLICY") is None
 
 
-def test_a_policys_plan_that_cannot_take_turns_is_refused_before_anything_is_made() -> None:
-    def program(ctx: Context) -> None:
-        array = ctx.segment(400).numpy(np.float32)
-        with pytest.raises(PlanError, match="gdraa-private is for transports that map nothing"):
-            ctx.allreduce(array, "sum")
-        assert "allreduce in" not in ctx.describe()
-
-    loopback.run(2, program, policy="allreduce:0-inf:gdraa-private")
+@on_ranks(2, policy="allreduce:0-inf:gdraa-private")
+def test_a_policys_plan_that_cannot_take_turns_is_refused_before_anything_is_made(
+    ctx: Context,
+) -> None:
+    array = ctx.segment(400).numpy(np.float32)
+    with pytest.raises(PlanError, match="gdraa-private is for transports that map nothing"):
+        ctx.allreduce(array, "sum")
+    assert "allreduce in" not in ctx.describe()

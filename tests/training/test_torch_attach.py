@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.ranks import on_ranks
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -134,30 +135,28 @@ def test_gradients_add_up_and_are_clipped(options: dict[str, Any]) -> None:
         same(net, expected)
 
 
-def test_gradients_lie_in_the_exchange_as_the_parameters_do() -> None:
-    def program(ctx: Any) -> None:
-        net = made().to(memory_format=torch.channels_last)
-        optimizer, _ = sgd(net)
-        with attach(net, optimizer, context=ctx) as attached:
-            memory = attached.exchange.gradients.torch()
-            first, last = memory.data_ptr(), memory.data_ptr() + memory.numel()
-            places = set()
-            for set_to_none in (True, False, True):
-                loss_of(net, 0, 0).backward()
-                optimizer.step()
-                unused = {*net.never.parameters(), *net.rare.parameters()}
-                trained = [p for p in net.parameters() if p.requires_grad and p not in unused]
-                assert all(first <= each.grad.data_ptr() < last for each in trained)
-                places.add(tuple(each.grad.data_ptr() for each in trained))
-                assert net.conv.weight.grad.stride() == net.conv.weight.stride() != (18, 9, 3, 1)
-                net.zero_grad(set_to_none)
-                attached.synchronize()
-                assert all((each.grad is None) == set_to_none for each in trained)
-                assert set_to_none or not any(each.grad.any() for each in trained)
-            assert len(places) == 1
-        assert all(each.grad is None for each in net.parameters())
-
-    alone(program)
+@on_ranks(1)
+def test_gradients_lie_in_the_exchange_as_the_parameters_do(ctx: Any) -> None:
+    net = made().to(memory_format=torch.channels_last)
+    optimizer, _ = sgd(net)
+    with attach(net, optimizer, context=ctx) as attached:
+        memory = attached.exchange.gradients.torch()
+        first, last = memory.data_ptr(), memory.data_ptr() + memory.numel()
+        places = set()
+        for set_to_none in (True, False, True):
+            loss_of(net, 0, 0).backward()
+            optimizer.step()
+            unused = {*net.never.parameters(), *net.rare.parameters()}
+            trained = [p for p in net.parameters() if p.requires_grad and p not in unused]
+            assert all(first <= each.grad.data_ptr() < last for each in trained)
+            places.add(tuple(each.grad.data_ptr() for each in trained))
+            assert net.conv.weight.grad.stride() == net.conv.weight.stride() != (18, 9, 3, 1)
+            net.zero_grad(set_to_none)
+            attached.synchronize()
+            assert all((each.grad is None) == set_to_none for each in trained)
+            assert set_to_none or not any(each.grad.any() for each in trained)
+        assert len(places) == 1
+    assert all(each.grad is None for each in net.parameters())
 
 
 def test_a_gradient_that_the_program_removed_is_taken_in() -> None:
@@ -269,24 +268,22 @@ def test_state_is_what_it_is_without(kind: str) -> None:
             same(net, plain)
 
 
-def test_the_end_gives_back_what_was_there() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        step = optimizer.step
-        attached = attach(net, optimizer, context=ctx)
-        assert optimizer.step is not step and "exchange average" in attached.describe()
-        for _ in range(2):
-            attached.detach()
-        assert optimizer.step is step
-        assert not any(module._forward_pre_hooks for module in net.modules())
-        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-        optimizer.step()
-        scheduler.step()
-        with attach(net, optimizer, context=ctx):
-            pass
-
-    alone(program)
+@on_ranks(1)
+def test_the_end_gives_back_what_was_there(ctx: Any) -> None:
+    net, optimizer = small()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    step = optimizer.step
+    attached = attach(net, optimizer, context=ctx)
+    assert optimizer.step is not step and "exchange average" in attached.describe()
+    for _ in range(2):
+        attached.detach()
+    assert optimizer.step is step
+    assert not any(module._forward_pre_hooks for module in net.modules())
+    net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    with attach(net, optimizer, context=ctx):
+        pass
 
 
 @pytest.mark.filterwarnings("error")
@@ -448,64 +445,57 @@ def test_a_step_may_be_left_out(bucket_bytes: int, kind: str) -> None:
         same(net, expected)
 
 
-def test_a_copy_is_not_attached() -> None:
+@on_ranks(1)
+def test_a_copy_is_not_attached(ctx: Any) -> None:
     """As for an average of weights over time."""
-
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        x = torch.ones(1, 4, dtype=torch.float64)
-        with attach(net, optimizer, context=ctx) as attached:
-            mean = torch.optim.swa_utils.AveragedModel(net)
-            for _ in range(2):
-                net(x).sum().backward()
-                optimizer.step()
-                attached.synchronize()
-                mean.update_parameters(net)
-                copied = copy.deepcopy(net)
-                assert torch.equal(copied(x), net(x))
-                copied(x).sum().backward()
-                copied.zero_grad()
-                assert copied[0].bias.grad is None
-                assert net[0].bias.grad is not None and net[2].bias.grad.abs().sum() > 0
-                optimizer.zero_grad()
-
-    alone(program)
-
-
-def test_a_pickle_is_not_attached() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small(momentum=0.9)
-        x = torch.ones(1, 4, dtype=torch.float64)
-        with attach(net, optimizer, context=ctx):
+    net, optimizer = small()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    with attach(net, optimizer, context=ctx) as attached:
+        mean = torch.optim.swa_utils.AveragedModel(net)
+        for _ in range(2):
             net(x).sum().backward()
             optimizer.step()
-            file = io.BytesIO()
-            torch.save((net, optimizer), file)
-            file.seek(0)
-            copied, its = torch.load(file, weights_only=False)
+            attached.synchronize()
+            mean.update_parameters(net)
+            copied = copy.deepcopy(net)
             assert torch.equal(copied(x), net(x))
-            assert "zero_grad" not in vars(copied) and not copied[0]._forward_pre_hooks
-            assert len(its.state) == 4
-            with attach(copied, its, context=ctx):
-                pass
+            copied(x).sum().backward()
+            copied.zero_grad()
+            assert copied[0].bias.grad is None
+            assert net[0].bias.grad is not None and net[2].bias.grad.abs().sum() > 0
+            optimizer.zero_grad()
 
-    alone(program)
+
+@on_ranks(1)
+def test_a_pickle_is_not_attached(ctx: Any) -> None:
+    net, optimizer = small(momentum=0.9)
+    x = torch.ones(1, 4, dtype=torch.float64)
+    with attach(net, optimizer, context=ctx):
+        net(x).sum().backward()
+        optimizer.step()
+        file = io.BytesIO()
+        torch.save((net, optimizer), file)
+        file.seek(0)
+        copied, its = torch.load(file, weights_only=False)
+        assert torch.equal(copied(x), net(x))
+        assert "zero_grad" not in vars(copied) and not copied[0]._forward_pre_hooks
+        assert len(its.state) == 4
+        with attach(copied, its, context=ctx):
+            pass
 
 
-def test_two_optimizers_of_one_model() -> None:
-    def program(ctx: Any) -> None:
-        net, _ = small()
-        first, second = (torch.optim.SGD(net[n].parameters(), 0.1) for n in (0, 2))
-        with attach(net, first, context=ctx), attach(net, second, context=ctx):
-            for _ in range(3):
-                net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-                first.step()
-                second.step()
-                net.zero_grad()
-                assert all(each.grad is None for each in net.parameters())
-        assert not {"zero_grad", "__getstate__"} & set(vars(net))
-
-    alone(program)
+@on_ranks(1)
+def test_two_optimizers_of_one_model(ctx: Any) -> None:
+    net, _ = small()
+    first, second = (torch.optim.SGD(net[n].parameters(), 0.1) for n in (0, 2))
+    with attach(net, first, context=ctx), attach(net, second, context=ctx):
+        for _ in range(3):
+            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+            first.step()
+            second.step()
+            net.zero_grad()
+            assert all(each.grad is None for each in net.parameters())
+    assert not {"zero_grad", "__getstate__"} & set(vars(net))
 
 
 def test_two_models_that_teach_each_other() -> None:
@@ -587,27 +577,24 @@ def test_an_optimizer_of_two_steps(attached: str) -> None:
         same(net, expected)
 
 
-def test_an_error_ends_it_at_once() -> None:
+@on_ranks(1)
+def test_an_error_ends_it_at_once(ctx: Any) -> None:
     """Without the steps that are due; model and optimizer can be attached again."""
-
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        x = torch.ones(1, 4, dtype=torch.float64)
-        start = copy.deepcopy(net.state_dict())
-        with (
-            pytest.raises(KeyError, match="on purpose"),
-            attach(net, optimizer, context=ctx),
-        ):
-            net(x).sum().backward()
-            optimizer.step()
-            raise KeyError("on purpose")
-        assert all(torch.equal(start[name], value) for name, value in net.state_dict().items())
-        with attach(net, optimizer, context=ctx):
-            net(x).sum().backward()
-            optimizer.step()
-        assert not torch.equal(start["0.weight"], net[0].weight)
-
-    alone(program)
+    net, optimizer = small()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    start = copy.deepcopy(net.state_dict())
+    with (
+        pytest.raises(KeyError, match="on purpose"),
+        attach(net, optimizer, context=ctx),
+    ):
+        net(x).sum().backward()
+        optimizer.step()
+        raise KeyError("on purpose")
+    assert all(torch.equal(start[name], value) for name, value in net.state_dict().items())
+    with attach(net, optimizer, context=ctx):
+        net(x).sum().backward()
+        optimizer.step()
+    assert not torch.equal(start["0.weight"], net[0].weight)
 
 
 def test_an_optimizer_of_ones_own_steps_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backend_tools import BITS, DTYPES, OPERATORS, drawn, expected, options, reduced, run
+from backend_tools import BITS, DTYPES, OPERATORS, drawn, expected, options, ranks, reduced, run
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -22,47 +22,43 @@ COUNTS = (1, 17, 150_001)
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("size", full([3, 1, 2, 5], quick=1))
-def test_every_operator_reduces_every_dtype(size: int, mapped: bool) -> None:
-    def program(group: Any) -> None:
-        for dtype in DTYPES:
-            for op in OPERATORS:
-                if op in BITS and dtype.is_floating_point:
-                    continue
-                for count in COUNTS if dtype in (torch.int16, torch.float32) else COUNTS[:2]:
-                    parts = [drawn(7 * r + count, count, dtype) for r in range(size)]
-                    mine = parts[group.rank()].clone()
-                    group.allreduce([mine], reduced(getattr(ReduceOp, op))).wait()
-                    assert torch.equal(mine, expected(op, parts)), (dtype, op, count)
-
-    run(size, program, mapped=mapped)
+@ranks(None, "mapped")
+def test_every_operator_reduces_every_dtype(group: Any, size: int, mapped: bool) -> None:
+    for dtype in DTYPES:
+        for op in OPERATORS:
+            if op in BITS and dtype.is_floating_point:
+                continue
+            for count in COUNTS if dtype in (torch.int16, torch.float32) else COUNTS[:2]:
+                parts = [drawn(7 * r + count, count, dtype) for r in range(size)]
+                mine = parts[group.rank()].clone()
+                group.allreduce([mine], reduced(getattr(ReduceOp, op))).wait()
+                assert torch.equal(mine, expected(op, parts)), (dtype, op, count)
 
 
-def test_means_factors_bools_and_complex_numbers() -> None:
-    def program(group: Any) -> None:
-        rank = group.rank()
-        mean = torch.full((3,), float(rank))
-        group.allreduce([mean], reduced(ReduceOp.AVG)).wait()
-        assert mean.tolist() == [1.0] * 3
-        half = torch.full((3,), float(rank), dtype=torch.float64)
-        group.allreduce([half], reduced(dist._make_nccl_premul_sum(0.5))).wait()
-        assert half.tolist() == [1.5] * 3
-        for op, what in ((ReduceOp.SUM, [True, True, False]), (ReduceOp.PRODUCT, [False] * 3)):
-            bits = torch.tensor([rank == 1, True, False])
-            bits[1] = bits[1] and op == ReduceOp.SUM
-            group.allreduce([bits], reduced(op)).wait()
-            assert bits.tolist() == what
-        numbers = torch.tensor([1 + 2j, rank * 1j])
-        group.allreduce([numbers], reduced(ReduceOp.SUM)).wait()
-        assert numbers.tolist() == [3 + 6j, 3j]
-        for op, dtype in ((ReduceOp.BAND, torch.float32), (ReduceOp.AVG, torch.int32)):
-            with pytest.raises(ValueError, match=f"of {dtype} is not defined"):
-                group.allreduce([torch.ones(2, dtype=dtype)], reduced(op))
-        with pytest.raises(ValueError, match="no order"):
-            group.allreduce([numbers], reduced(ReduceOp.MAX))
-        with pytest.raises(ValueError, match="on meta: backend pgasdl takes those of the host"):
-            group.allreduce([torch.ones(2, device="meta")], reduced(ReduceOp.SUM))
-
-    run(3, program)
+@ranks(3)
+def test_means_factors_bools_and_complex_numbers(group: Any) -> None:
+    rank = group.rank()
+    mean = torch.full((3,), float(rank))
+    group.allreduce([mean], reduced(ReduceOp.AVG)).wait()
+    assert mean.tolist() == [1.0] * 3
+    half = torch.full((3,), float(rank), dtype=torch.float64)
+    group.allreduce([half], reduced(dist._make_nccl_premul_sum(0.5))).wait()
+    assert half.tolist() == [1.5] * 3
+    for op, what in ((ReduceOp.SUM, [True, True, False]), (ReduceOp.PRODUCT, [False] * 3)):
+        bits = torch.tensor([rank == 1, True, False])
+        bits[1] = bits[1] and op == ReduceOp.SUM
+        group.allreduce([bits], reduced(op)).wait()
+        assert bits.tolist() == what
+    numbers = torch.tensor([1 + 2j, rank * 1j])
+    group.allreduce([numbers], reduced(ReduceOp.SUM)).wait()
+    assert numbers.tolist() == [3 + 6j, 3j]
+    for op, dtype in ((ReduceOp.BAND, torch.float32), (ReduceOp.AVG, torch.int32)):
+        with pytest.raises(ValueError, match=f"of {dtype} is not defined"):
+            group.allreduce([torch.ones(2, dtype=dtype)], reduced(op))
+    with pytest.raises(ValueError, match="no order"):
+        group.allreduce([numbers], reduced(ReduceOp.MAX))
+    with pytest.raises(ValueError, match="on meta: backend pgasdl takes those of the host"):
+        group.allreduce([torch.ones(2, device="meta")], reduced(ReduceOp.SUM))
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -204,88 +200,79 @@ def test_rows_of_unequal_numbers_go_to_all() -> None:
     run(size, program)
 
 
-def test_strided_tensors_are_taken_as_what_they_show() -> None:
-    def program(group: Any) -> None:
-        rank = group.rank()
-        table = torch.zeros(4, 6)
-        column = table[:, 1]
-        column.fill_(rank + 1)
-        group.allreduce([column], reduced(ReduceOp.SUM)).wait()
-        assert table.sum() == 4 * 3 and (table[:, 1] == 3).all()
-        turned = torch.arange(6.0).reshape(2, 3).t() * (rank + 1)
-        group.broadcast([turned], options(c10d.BroadcastOptions, rootRank=1)).wait()
-        assert torch.equal(turned, torch.arange(6.0).reshape(2, 3).t() * 2)
-        parts = [torch.zeros(2, 2).t() for _ in range(2)]
-        mine = torch.tensor([[1.0, 2], [3, 4]]).t() + rank
-        group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
-        assert torch.equal(parts[1], torch.tensor([[1.0, 3], [2, 4]]) + 1)
-
-    run(2, program)
+@ranks(2)
+def test_strided_tensors_are_taken_as_what_they_show(group: Any) -> None:
+    rank = group.rank()
+    table = torch.zeros(4, 6)
+    column = table[:, 1]
+    column.fill_(rank + 1)
+    group.allreduce([column], reduced(ReduceOp.SUM)).wait()
+    assert table.sum() == 4 * 3 and (table[:, 1] == 3).all()
+    turned = torch.arange(6.0).reshape(2, 3).t() * (rank + 1)
+    group.broadcast([turned], options(c10d.BroadcastOptions, rootRank=1)).wait()
+    assert torch.equal(turned, torch.arange(6.0).reshape(2, 3).t() * 2)
+    parts = [torch.zeros(2, 2).t() for _ in range(2)]
+    mine = torch.tensor([[1.0, 2], [3, 4]]).t() + rank
+    group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
+    assert torch.equal(parts[1], torch.tensor([[1.0, 3], [2, 4]]) + 1)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_sparse_tensors_are_added_up() -> None:
-    def program(group: Any) -> None:
-        rank = group.rank()
-        mine = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 2.0], (5,))
-        group.allreduce([mine], reduced(ReduceOp.SUM)).wait()
-        assert mine.to_dense().tolist() == [3, 2, 2, 2, 0]
-
-    run(3, program)
+@ranks(3)
+def test_sparse_tensors_are_added_up(group: Any) -> None:
+    rank = group.rank()
+    mine = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 2.0], (5,))
+    group.allreduce([mine], reduced(ReduceOp.SUM)).wait()
+    assert mine.to_dense().tolist() == [3, 2, 2, 2, 0]
 
 
-def test_several_at_once_and_their_futures() -> None:
-    def program(group: Any) -> None:
-        how = c10d.AllreduceOptions()
-        assert how.asyncOp
-        tensors = [torch.full((n,), float(group.rank() + n)) for n in (1, 5, 200_000, 3)]
-        works = [group.allreduce([each], how) for each in tensors]
-        futures = [work.get_future().then(lambda f: f.value()[0] * 2) for work in works]
-        for n, future, work in zip((1, 5, 200_000, 3), futures, works, strict=True):
-            assert (future.wait() == 2 * (2 * n + 1)).all()
-            assert work.is_completed() and work.is_success() and work.exception() is None
-            assert work.result()[0].shape == (n,)
-        group._start_coalescing(torch.device("cpu"))
-        for each in tensors[:2]:
-            group.allreduce([each], reduced(ReduceOp.SUM))
-        group.allgather([[torch.empty(1)] * 2], [torch.ones(1)], options(c10d.AllgatherOptions))
-        together = group._end_coalescing(torch.device("cpu"))
-        assert together.wait() and together.is_success() and together.exception() is None
-        assert tensors[0].item() == together.get_future().wait()[0].item() == 6
-
-    run(2, program)
+@ranks(2)
+def test_several_at_once_and_their_futures(group: Any) -> None:
+    how = c10d.AllreduceOptions()
+    assert how.asyncOp
+    tensors = [torch.full((n,), float(group.rank() + n)) for n in (1, 5, 200_000, 3)]
+    works = [group.allreduce([each], how) for each in tensors]
+    futures = [work.get_future().then(lambda f: f.value()[0] * 2) for work in works]
+    for n, future, work in zip((1, 5, 200_000, 3), futures, works, strict=True):
+        assert (future.wait() == 2 * (2 * n + 1)).all()
+        assert work.is_completed() and work.is_success() and work.exception() is None
+        assert work.result()[0].shape == (n,)
+    group._start_coalescing(torch.device("cpu"))
+    for each in tensors[:2]:
+        group.allreduce([each], reduced(ReduceOp.SUM))
+    group.allgather([[torch.empty(1)] * 2], [torch.ones(1)], options(c10d.AllgatherOptions))
+    together = group._end_coalescing(torch.device("cpu"))
+    assert together.wait() and together.is_success() and together.exception() is None
+    assert tensors[0].item() == together.get_future().wait()[0].item() == 6
 
 
-def test_callbacks_may_wait_for_other_calls() -> None:
+@ranks(2)
+def test_callbacks_may_wait_for_other_calls(group: Any) -> None:
     """As those of PyTorch's PowerSGD do; they never hold up what makes calls."""
+    rank = group.rank()
 
-    def program(group: Any) -> None:
-        rank = group.rank()
+    def total(number: float) -> Any:
+        work = group.allreduce([torch.tensor([number])], c10d.AllreduceOptions())
+        return work.get_future().then(lambda done: done.value()[0].item())
 
-        def total(number: float) -> Any:
-            work = group.allreduce([torch.tensor([number])], c10d.AllreduceOptions())
-            return work.get_future().then(lambda done: done.value()[0].item())
+    def wait_for_two(done: Any) -> float:
+        first = total(done.value())
+        return first.then(lambda one: total(one.value() + 1).wait()).wait()
 
-        def wait_for_two(done: Any) -> float:
-            first = total(done.value())
-            return first.then(lambda one: total(one.value() + 1).wait()).wait()
+    def message(done: Any) -> float:
+        got = torch.zeros(1)
+        work = group.recv([got], 1 - rank, 7)
+        group.send([done.value()[0] + 1], 1 - rank, 7).wait()
+        work.wait()
+        return got.item()
 
-        def message(done: Any) -> float:
-            got = torch.zeros(1)
-            work = group.recv([got], 1 - rank, 7)
-            group.send([done.value()[0] + 1], 1 - rank, 7).wait()
-            work.wait()
-            return got.item()
-
-        assert total(1.0).then(wait_for_two).wait() == 10
-        received = group.recv([torch.zeros(1)], 1 - rank).get_future().then(message)
-        failed = group.recv([torch.zeros(1)], 1 - rank).get_future().then(lambda done: 1 / 0)
-        group.barrier(options(c10d.BarrierOptions)).wait()  # no callback runs here, in this thread
-        for _ in range(2):
-            group.send([torch.ones(1)], 1 - rank).wait()
-        assert received.wait() == 2
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            failed.wait()
-        assert total(1.0).wait() == 2
-
-    run(2, program)
+    assert total(1.0).then(wait_for_two).wait() == 10
+    received = group.recv([torch.zeros(1)], 1 - rank).get_future().then(message)
+    failed = group.recv([torch.zeros(1)], 1 - rank).get_future().then(lambda done: 1 / 0)
+    group.barrier(options(c10d.BarrierOptions)).wait()  # no callback runs here, in this thread
+    for _ in range(2):
+        group.send([torch.ones(1)], 1 - rank).wait()
+    assert received.wait() == 2
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        failed.wait()
+    assert total(1.0).wait() == 2

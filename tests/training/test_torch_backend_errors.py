@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from backend_tools import options, reduced, run
+from backend_tools import options, ranks, reduced, run
 from support.patience import PATIENCE
+from support.ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -90,27 +91,25 @@ def run_unequal(program: Callable[[Any], Any]) -> list[Any]:
     return loopback.run(2, rank)
 
 
-def test_sizes_that_do_not_fit_are_told() -> None:
-    def program(group: Any) -> None:
-        if group.rank() == 0:
-            group.send([torch.ones(5)], 1).wait()
-        else:
-            with pytest.raises(
-                dist.DistBackendError, match=r"expects 16 bytes with tag 0 from rank 0, which sends"
-            ):
-                group.recv([torch.ones(4)], 0).wait()
-        with pytest.raises(ValueError, match=r"tensor 0 is torch\.int32, not torch\.float32"):
-            wrong = [[torch.ones(1, dtype=torch.int32)] * 2]
-            group.allgather(wrong, [torch.ones(1)], options(c10d.AllgatherOptions))
-        with pytest.raises(ValueError, match=r"has 2 elements of shape"):
-            group.all_gather_single(torch.ones(2), torch.ones(3), options(c10d.AllgatherOptions))
-        with pytest.raises(ValueError, match="1 tensors: the group has 2 ranks"):
-            group.allgather([[torch.ones(1)]], [torch.ones(1)], options(c10d.AllgatherOptions))
-        t = torch.ones(2)  # and all goes on
-        group.allreduce([t], reduced(ReduceOp.SUM)).wait()
-        assert t.sum() == 4
-
-    run(2, program)
+@ranks(2)
+def test_sizes_that_do_not_fit_are_told(group: Any) -> None:
+    if group.rank() == 0:
+        group.send([torch.ones(5)], 1).wait()
+    else:
+        with pytest.raises(
+            dist.DistBackendError, match=r"expects 16 bytes with tag 0 from rank 0, which sends"
+        ):
+            group.recv([torch.ones(4)], 0).wait()
+    with pytest.raises(ValueError, match=r"tensor 0 is torch\.int32, not torch\.float32"):
+        wrong = [[torch.ones(1, dtype=torch.int32)] * 2]
+        group.allgather(wrong, [torch.ones(1)], options(c10d.AllgatherOptions))
+    with pytest.raises(ValueError, match=r"has 2 elements of shape"):
+        group.all_gather_single(torch.ones(2), torch.ones(3), options(c10d.AllgatherOptions))
+    with pytest.raises(ValueError, match="1 tensors: the group has 2 ranks"):
+        group.allgather([[torch.ones(1)]], [torch.ones(1)], options(c10d.AllgatherOptions))
+    t = torch.ones(2)  # and all goes on
+    group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+    assert t.sum() == 4
 
 
 def conjugated() -> Any:
@@ -161,35 +160,33 @@ def test_what_cannot_be_taken_is_refused_and_all_goes_on() -> None:
     run(2, program)
 
 
-def test_views_and_tensors_of_inference_mode_are_taken() -> None:
-    def program(group: Any) -> None:
-        how = options(c10d.ReduceScatterOptions)
-        part = torch.zeros(1, dtype=torch.complex64)
-        group.reduce_scatter_single(part, conjugated(), how).wait()
-        assert part.item() == (6 - 8j if group.rank() else 2 - 4j)
-        mine = conjugated()
-        group.reduce([mine], options(c10d.ReduceOptions, rootRank=0)).wait()
-        assert mine[0].item() == (1 - 2j if group.rank() else 2 - 4j)
-        negative = conjugated().imag
-        parts = [torch.zeros(2) for _ in range(2)]
-        group.allgather([parts], [negative], options(c10d.AllgatherOptions)).wait()
-        assert parts[1].tolist() == [-2, -4]
-        group.allreduce([negative], reduced(ReduceOp.SUM)).wait()
-        assert negative.tolist() == [-4, -8]
-        parts[0].requires_grad_()
-        group.allgather([parts], [torch.ones(1).expand(2)], options(c10d.AllgatherOptions)).wait()
-        assert parts[0].tolist() == [1, 1]
-        with torch.inference_mode():
-            frozen = [torch.ones(3, 2, dtype=dtype).t() for dtype in (torch.float32, torch.int8)]
-        for each in frozen:
-            group.allreduce([each], reduced(ReduceOp.SUM)).wait()
-            group.allreduce([each], c10d.AllreduceOptions()).wait()
-            assert each.is_inference() and (each == 4).all()
-        rows = torch.zeros(2, 2, dtype=torch.int8)
-        group.reduce_scatter_single(rows, torch.ones(4, 2, dtype=torch.int8), how).wait()
-        assert (rows == 2).all()
-
-    run(2, program)
+@ranks(2)
+def test_views_and_tensors_of_inference_mode_are_taken(group: Any) -> None:
+    how = options(c10d.ReduceScatterOptions)
+    part = torch.zeros(1, dtype=torch.complex64)
+    group.reduce_scatter_single(part, conjugated(), how).wait()
+    assert part.item() == (6 - 8j if group.rank() else 2 - 4j)
+    mine = conjugated()
+    group.reduce([mine], options(c10d.ReduceOptions, rootRank=0)).wait()
+    assert mine[0].item() == (1 - 2j if group.rank() else 2 - 4j)
+    negative = conjugated().imag
+    parts = [torch.zeros(2) for _ in range(2)]
+    group.allgather([parts], [negative], options(c10d.AllgatherOptions)).wait()
+    assert parts[1].tolist() == [-2, -4]
+    group.allreduce([negative], reduced(ReduceOp.SUM)).wait()
+    assert negative.tolist() == [-4, -8]
+    parts[0].requires_grad_()
+    group.allgather([parts], [torch.ones(1).expand(2)], options(c10d.AllgatherOptions)).wait()
+    assert parts[0].tolist() == [1, 1]
+    with torch.inference_mode():
+        frozen = [torch.ones(3, 2, dtype=dtype).t() for dtype in (torch.float32, torch.int8)]
+    for each in frozen:
+        group.allreduce([each], reduced(ReduceOp.SUM)).wait()
+        group.allreduce([each], c10d.AllreduceOptions()).wait()
+        assert each.is_inference() and (each == 4).all()
+    rows = torch.zeros(2, 2, dtype=torch.int8)
+    group.reduce_scatter_single(rows, torch.ones(4, 2, dtype=torch.int8), how).wait()
+    assert (rows == 2).all()
 
 
 def test_every_wait_has_a_deadline() -> None:
@@ -268,10 +265,8 @@ def test_no_thread_is_left() -> None:
         time.sleep(0.01)
 
 
-def test_members_come_in_rising_order() -> None:
-    def program(ctx: Any) -> None:
-        shared = SharedContext(ctx, range(2), ours=False)
-        with pytest.raises(pgasdl.RankError, match="in rising order"):
-            ProcessGroup(shared, [1, 0], 1 - ctx.rank, timedelta(seconds=30))
-
-    loopback.run(2, program)
+@on_ranks(2)
+def test_members_come_in_rising_order(ctx: Any) -> None:
+    shared = SharedContext(ctx, range(2), ours=False)
+    with pytest.raises(pgasdl.RankError, match="in rising order"):
+        ProcessGroup(shared, [1, 0], 1 - ctx.rank, timedelta(seconds=30))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_tools import drawn, options, run
+from backend_tools import drawn, options, ranks, run
 from support.environment import environment
 from support.starting import succeeded
 from tiers import full
@@ -166,39 +166,35 @@ def results(
 @pytest.mark.parametrize("mapped", full([True, False], quick=1))
 @pytest.mark.parametrize("later", [True, False])
 @pytest.mark.parametrize("ended", [waited, awaited, called_back, polled])
+@ranks(SIZE, "mapped")
 def test_everything_gives_what_it_gives_on_the_host(
-    ended: Callable[..., list[Any]], later: bool, mapped: bool
+    group: Any, ended: Callable[..., list[Any]], later: bool, mapped: bool
 ) -> None:
-    def program(group: Any) -> None:
-        for count in (1, 70_001):
-            right = results(group, torch.Tensor.clone, count, later, waited)
-            found = results(group, late_gpu.on_gpu, count, later, ended)
-            for (name, wanted), (_, outputs) in zip(right, found, strict=True):
-                for one, other in zip(wanted, outputs, strict=True):
-                    assert torch.equal(one, other), (name, count, one, other)
-
-    run(SIZE, program, mapped=mapped)
+    for count in (1, 70_001):
+        right = results(group, torch.Tensor.clone, count, later, waited)
+        found = results(group, late_gpu.on_gpu, count, later, ended)
+        for (name, wanted), (_, outputs) in zip(right, found, strict=True):
+            for one, other in zip(wanted, outputs, strict=True):
+                assert torch.equal(one, other), (name, count, one, other)
 
 
-def test_several_at_once_in_their_order() -> None:
-    def program(group: Any) -> None:
-        rank = group.rank()
-        tensors = [late_gpu.on_gpu(torch.full((n,), float(rank))) for n in (3, 90_000, 1)]
-        works = []
-        for each in tensors:
-            each.add_(1)  # behind it is the call, before it the copy
-            works.append(group.allreduce([each], c10d.AllreduceOptions()))
-        futures = [each.get_future() for each in works]
-        for work, tensor in zip(reversed(works), reversed(tensors), strict=True):
-            work.wait()
-            tensor.mul_(2)
-            assert (on_host(tensor) == 6).all()
-        assert all((on_host(each.wait()[0]) == 6).all() for each in futures)
-        assert all(a is b for a, b in zip(works[0].result(), tensors, strict=False))
-        for each in tensors:
-            assert late_gpu.bare(each).untyped_storage().data_ptr() in late_gpu.gpu.kept
-
-    run(SIZE, program)
+@ranks(SIZE)
+def test_several_at_once_in_their_order(group: Any) -> None:
+    rank = group.rank()
+    tensors = [late_gpu.on_gpu(torch.full((n,), float(rank))) for n in (3, 90_000, 1)]
+    works = []
+    for each in tensors:
+        each.add_(1)  # behind it is the call, before it the copy
+        works.append(group.allreduce([each], c10d.AllreduceOptions()))
+    futures = [each.get_future() for each in works]
+    for work, tensor in zip(reversed(works), reversed(tensors), strict=True):
+        work.wait()
+        tensor.mul_(2)
+        assert (on_host(tensor) == 6).all()
+    assert all((on_host(each.wait()[0]) == 6).all() for each in futures)
+    assert all(a is b for a, b in zip(works[0].result(), tensors, strict=False))
+    for each in tensors:
+        assert late_gpu.bare(each).untyped_storage().data_ptr() in late_gpu.gpu.kept
 
 
 def test_a_stream_reduces_what_peers_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,29 +249,27 @@ def test_a_method_is_asked_for_copies_at_once() -> None:
     assert seen == [torch.device("cpu")] * 3
 
 
-def test_what_is_refused_is_so_at_once() -> None:
-    def program(group: Any) -> None:
-        tensor, how_ = late_gpu.on_gpu(torch.ones(4)), options(c10d.AllgatherOptions)
-        with pytest.raises(pgasdl.BufferRefused, match="cpu and cuda:0 in one call"):
-            group.all_gather_single(torch.zeros(8), tensor, how_)
-        with pytest.raises(pgasdl.BufferRefused, match="cpu and cuda:0 in one call"):
-            group.allreduce_coalesced([torch.zeros(8), tensor])
-        wide = late_gpu.on_gpu(torch.ones(1)).expand(4)
-        with pytest.raises(pgasdl.BufferRefused, match="expanded tensor"):
-            group.allreduce([wide], options(c10d.AllreduceOptions))
-        with pytest.raises(ValueError, match="elements of shape"):
-            group.all_gather_single(late_gpu.on_gpu(torch.zeros(7)), tensor, how_)
-        with pytest.raises(pgasdl.BufferRefused, match="BXOR of"):
-            group.allreduce([tensor], options(c10d.AllreduceOptions, reduceOp=ReduceOp.BXOR))
-        with (
-            late_gpu.gpu.capture(),
-            pytest.raises(pgasdl.UnavailableError, match="cannot be captured into a CUDA graph"),
-        ):
-            group.allreduce([tensor], options(c10d.AllreduceOptions))
-        group.allreduce([tensor], options(c10d.AllreduceOptions)).wait()
-        assert (on_host(tensor) == SIZE).all()
-
-    run(SIZE, program)
+@ranks(SIZE)
+def test_what_is_refused_is_so_at_once(group: Any) -> None:
+    tensor, how_ = late_gpu.on_gpu(torch.ones(4)), options(c10d.AllgatherOptions)
+    with pytest.raises(pgasdl.BufferRefused, match="cpu and cuda:0 in one call"):
+        group.all_gather_single(torch.zeros(8), tensor, how_)
+    with pytest.raises(pgasdl.BufferRefused, match="cpu and cuda:0 in one call"):
+        group.allreduce_coalesced([torch.zeros(8), tensor])
+    wide = late_gpu.on_gpu(torch.ones(1)).expand(4)
+    with pytest.raises(pgasdl.BufferRefused, match="expanded tensor"):
+        group.allreduce([wide], options(c10d.AllreduceOptions))
+    with pytest.raises(ValueError, match="elements of shape"):
+        group.all_gather_single(late_gpu.on_gpu(torch.zeros(7)), tensor, how_)
+    with pytest.raises(pgasdl.BufferRefused, match="BXOR of"):
+        group.allreduce([tensor], options(c10d.AllreduceOptions, reduceOp=ReduceOp.BXOR))
+    with (
+        late_gpu.gpu.capture(),
+        pytest.raises(pgasdl.UnavailableError, match="cannot be captured into a CUDA graph"),
+    ):
+        group.allreduce([tensor], options(c10d.AllreduceOptions))
+    group.allreduce([tensor], options(c10d.AllreduceOptions)).wait()
+    assert (on_host(tensor) == SIZE).all()
 
 
 NAMED = """
@@ -315,21 +309,19 @@ def test_tensors_without_memory_are_refused() -> None:
     run(1, program)
 
 
-def test_what_fails_on_the_host_fails() -> None:
-    def program(group: Any) -> None:
-        tensor = late_gpu.on_gpu(torch.ones(4))
-        work = group.recv([tensor], 1 - group.rank(), 5)
-        future = work.get_future()
-        group.abort()
+@ranks(SIZE)
+def test_what_fails_on_the_host_fails(group: Any) -> None:
+    tensor = late_gpu.on_gpu(torch.ones(4))
+    work = group.recv([tensor], 1 - group.rank(), 5)
+    future = work.get_future()
+    group.abort()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        work.wait()
+    assert work.is_completed() and not work.is_success()
+    with pytest.raises(RuntimeError, match="aborted"):
+        future.wait()
+    for later in (True, False):
+        work = group.allreduce([tensor], options(c10d.AllreduceOptions, asyncOp=later))
         with pytest.raises(dist.DistBackendError, match="aborted"):
             work.wait()
-        assert work.is_completed() and not work.is_success()
-        with pytest.raises(RuntimeError, match="aborted"):
-            future.wait()
-        for later in (True, False):
-            work = group.allreduce([tensor], options(c10d.AllreduceOptions, asyncOp=later))
-            with pytest.raises(dist.DistBackendError, match="aborted"):
-                work.wait()
-        assert (on_host(tensor) == 1).all()
-
-    run(SIZE, program)
+    assert (on_host(tensor) == 1).all()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from backend_tools import options, reduced, run
+from backend_tools import options, ranks, reduced, run
 from support.patience import PATIENCE, until
 
 torch = pytest.importorskip("torch")
@@ -80,41 +80,36 @@ def test_tags_choose_and_anybody_may_send() -> None:
     run(size, program)
 
 
-def test_messages_pass_while_collectives_run() -> None:
+@ranks(2)
+def test_messages_pass_while_collectives_run(group: Any) -> None:
     """A send that nobody receives yet holds up no collective."""
-
-    def program(group: Any) -> None:
-        other = 1 - group.rank()
-        sent = group.send([torch.full((800_000,), float(group.rank()))], other)
-        for _ in range(20):
-            t = torch.ones(3)
-            group.allreduce([t], reduced(ReduceOp.SUM)).wait()
-            parts = [torch.empty(50_000) for _ in range(2)]
-            group.allgather([parts], [torch.ones(50_000)], options(c10d.AllgatherOptions)).wait()
-        into = torch.empty(800_000)
-        group.recv([into], other).wait()
-        sent.wait()
-        assert (into == other).all()
-
-    run(2, program)
+    other = 1 - group.rank()
+    sent = group.send([torch.full((800_000,), float(group.rank()))], other)
+    for _ in range(20):
+        t = torch.ones(3)
+        group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+        parts = [torch.empty(50_000) for _ in range(2)]
+        group.allgather([parts], [torch.ones(50_000)], options(c10d.AllgatherOptions)).wait()
+    into = torch.empty(800_000)
+    group.recv([into], other).wait()
+    sent.wait()
+    assert (into == other).all()
 
 
-def test_an_adversary_changes_nothing() -> None:
-    def program(group: Any) -> None:
-        rank = group.rank()
-        for step in range(10):
-            mine = torch.arange(70_000, dtype=torch.int16) + rank + step
-            parts = [torch.empty_like(mine) for _ in range(3)]
-            group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
-            assert all((each[0] == r + step).all() for r, each in enumerate(parts))
-            group.allreduce([mine], reduced(ReduceOp.MAX)).wait()
-            assert mine[0] == 2 + step
-            work = group.recv([into := torch.empty(90_000)], (rank - 1) % 3)
-            group.send([torch.full((90_000,), float(rank))], (rank + 1) % 3).wait()
-            work.wait()
-            assert (into == (rank - 1) % 3).all()
-
-    run(3, program, seed=5, delay=20, reorder=True, late_source=True)
+@ranks(3, seed=5, delay=20, reorder=True, late_source=True)
+def test_an_adversary_changes_nothing(group: Any) -> None:
+    rank = group.rank()
+    for step in range(10):
+        mine = torch.arange(70_000, dtype=torch.int16) + rank + step
+        parts = [torch.empty_like(mine) for _ in range(3)]
+        group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
+        assert all((each[0] == r + step).all() for r, each in enumerate(parts))
+        group.allreduce([mine], reduced(ReduceOp.MAX)).wait()
+        assert mine[0] == 2 + step
+        work = group.recv([into := torch.empty(90_000)], (rank - 1) % 3)
+        group.send([torch.full((90_000,), float(rank))], (rank + 1) % 3).wait()
+        work.wait()
+        assert (into == (rank - 1) % 3).all()
 
 
 # --- who has left

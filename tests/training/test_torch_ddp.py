@@ -10,6 +10,7 @@ from typing import Any
 
 import jobs
 import pytest
+from support.ranks import on_ranks
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -77,29 +78,25 @@ def test_buckets_are_averaged_in_their_order() -> None:
     assert "pgasdl-ddp" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_error_reaches_backward_and_stays() -> None:
-    def program(ctx: Any) -> None:
-        state = DDPState(ctx, timeout=20)
-        for bucket in (torch.ones(2, dtype=torch.complex64), torch.ones(2)):
-            future = state.average(bucket)
-            for waits in (future, torch.futures.collect_all([future])):  # Python's way, and C++'s
-                with pytest.raises(RuntimeError, match=r"BufferRefused: .*complex64"):
-                    waits.wait()
-        state.close()
-
-    loopback.run(2, program)
+@on_ranks(2)
+def test_an_error_reaches_backward_and_stays(ctx: Any) -> None:
+    state = DDPState(ctx, timeout=20)
+    for bucket in (torch.ones(2, dtype=torch.complex64), torch.ones(2)):
+        future = state.average(bucket)
+        for waits in (future, torch.futures.collect_all([future])):  # Python's way, and C++'s
+            with pytest.raises(RuntimeError, match=r"BufferRefused: .*complex64"):
+                waits.wait()
+    state.close()
 
 
-def test_a_state_that_nobody_holds_ends_its_thread() -> None:
-    def program(ctx: Any) -> None:
-        state = DDPState(ctx)
-        state.average(torch.ones(2)).wait()
-        (thread,) = state._queue._threads
-        del state
-        thread.join(30)
-        assert not thread.is_alive()
-
-    loopback.run(1, program)
+@on_ranks(1)
+def test_a_state_that_nobody_holds_ends_its_thread(ctx: Any) -> None:
+    state = DDPState(ctx)
+    state.average(torch.ones(2)).wait()
+    (thread,) = state._queue._threads
+    del state
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 ENDS = """

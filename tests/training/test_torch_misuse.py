@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch_tools import alone, bits, made_small, same, small  # noqa: E402
+from torch_tools import bits, made_small, same, small  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
@@ -22,70 +23,66 @@ from pgasdl.torch.attachment.layers import ATTACHED  # noqa: E402
 kinds = pytest.mark.parametrize("kind", ["average", "update"])
 
 
-def test_what_cannot_be_attached_is_refused() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        other, _ = small()
-        with pytest.raises(pgasdl.errors.ConfigError, match=r"shape \[6, 4\] that was not in"):
-            attach(other, optimizer, context=ctx)
-        wide = nn.Linear(2, 2, dtype=torch.complex64)
-        with pytest.raises(pgasdl.BufferRefused, match="parameter weight: dtype"):
-            attach(wide, torch.optim.SGD(wide.parameters()), context=ctx)
-        meta = nn.Linear(2, 2, device="meta")
-        with pytest.raises(pgasdl.BufferRefused, match="weight is on meta"):
-            attach(meta, torch.optim.SGD(meta.parameters()), context=ctx)
-        words = nn.Embedding(3, 2, sparse=True)
-        with pytest.raises(pgasdl.BufferRefused, match="sparse"):
-            attach(words, torch.optim.SGD(words.parameters()), context=ctx)
-        frozen = nn.Linear(2, 2).requires_grad_(False)
-        with pytest.raises(pgasdl.errors.ConfigError, match="trains nothing"):
-            attach(frozen, torch.optim.SGD(frozen.parameters()), context=ctx)
-        with pytest.raises(pgasdl.PlanError, match="no plan"):
-            attach(net, optimizer, context=ctx, plan="none")
-        with attach(net, optimizer, context=ctx):
-            with pytest.raises(pgasdl.errors.ConfigError, match=r"0\.weight is attached already"):
-                attach(net, optimizer, context=ctx)
-            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(7))]})
-            with pytest.raises(pgasdl.errors.ConfigError, match=r"group 1 .* shape \[7\]"):
-                optimizer.step()
-
-        lbfgs = torch.optim.LBFGS(other.parameters())
-        refused = pytest.raises(pgasdl.errors.ConfigError, match="closure")
-        with attach(other, lbfgs, context=ctx), refused:
-            lbfgs.step(lambda: 0.0)
-        wrapper = torch.optim.SGD(other.parameters())
-        wrapper.optimizer = lbfgs  # as Accelerate's and Lightning's have it
-        with pytest.raises(pgasdl.errors.ConfigError, match="SGD wraps the LBFGS that makes"):
-            attach(other, wrapper, context=ctx)
-        attach(other, lbfgs, context=ctx).detach()  # nothing was begun
-
-    alone(program)
-
-
-def test_a_wrong_use_is_refused_before_it_harms() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        x = torch.ones(1, 4, dtype=torch.float64)
-        with attach(net, optimizer, context=ctx) as attached:
-            net(x).sum().backward()
-            with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another gradient .* no_sync"):
-                net(x).sum().backward()
+@on_ranks(1)
+def test_what_cannot_be_attached_is_refused(ctx: Any) -> None:
+    net, optimizer = small()
+    other, _ = small()
+    with pytest.raises(pgasdl.errors.ConfigError, match=r"shape \[6, 4\] that was not in"):
+        attach(other, optimizer, context=ctx)
+    wide = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(pgasdl.BufferRefused, match="parameter weight: dtype"):
+        attach(wide, torch.optim.SGD(wide.parameters()), context=ctx)
+    meta = nn.Linear(2, 2, device="meta")
+    with pytest.raises(pgasdl.BufferRefused, match="weight is on meta"):
+        attach(meta, torch.optim.SGD(meta.parameters()), context=ctx)
+    words = nn.Embedding(3, 2, sparse=True)
+    with pytest.raises(pgasdl.BufferRefused, match="sparse"):
+        attach(words, torch.optim.SGD(words.parameters()), context=ctx)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(pgasdl.errors.ConfigError, match="trains nothing"):
+        attach(frozen, torch.optim.SGD(frozen.parameters()), context=ctx)
+    with pytest.raises(pgasdl.PlanError, match="no plan"):
+        attach(net, optimizer, context=ctx, plan="none")
+    with attach(net, optimizer, context=ctx):
+        with pytest.raises(pgasdl.errors.ConfigError, match=r"0\.weight is attached already"):
+            attach(net, optimizer, context=ctx)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(7))]})
+        with pytest.raises(pgasdl.errors.ConfigError, match=r"group 1 .* shape \[7\]"):
             optimizer.step()
-            optimizer.zero_grad()
-            (x @ net[0].weight.T).sum().backward()  # the step is made before
-            optimizer.step()
-            for each in net.parameters():
-                each.grad = None
-            net(x).sum().backward()
-            net[0].weight.grad = None
-            with pytest.raises(pgasdl.PlanError, match=r"of 0\.weight was removed .* call wait"):
-                optimizer.step()
-            net[0].weight.register_hook(lambda _: net[2].weight.grad.sum())
-            attached.zero_grad()
-            with pytest.raises(pgasdl.PlanError, match=r"2\.weight, .* while backward runs"):
-                net(x).sum().backward()
 
-    alone(program)
+    lbfgs = torch.optim.LBFGS(other.parameters())
+    refused = pytest.raises(pgasdl.errors.ConfigError, match="closure")
+    with attach(other, lbfgs, context=ctx), refused:
+        lbfgs.step(lambda: 0.0)
+    wrapper = torch.optim.SGD(other.parameters())
+    wrapper.optimizer = lbfgs  # as Accelerate's and Lightning's have it
+    with pytest.raises(pgasdl.errors.ConfigError, match="SGD wraps the LBFGS that makes"):
+        attach(other, wrapper, context=ctx)
+    attach(other, lbfgs, context=ctx).detach()  # nothing was begun
+
+
+@on_ranks(1)
+def test_a_wrong_use_is_refused_before_it_harms(ctx: Any) -> None:
+    net, optimizer = small()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    with attach(net, optimizer, context=ctx) as attached:
+        net(x).sum().backward()
+        with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another gradient .* no_sync"):
+            net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        (x @ net[0].weight.T).sum().backward()  # the step is made before
+        optimizer.step()
+        for each in net.parameters():
+            each.grad = None
+        net(x).sum().backward()
+        net[0].weight.grad = None
+        with pytest.raises(pgasdl.PlanError, match=r"of 0\.weight was removed .* call wait"):
+            optimizer.step()
+        net[0].weight.register_hook(lambda _: net[2].weight.grad.sum())
+        attached.zero_grad()
+        with pytest.raises(pgasdl.PlanError, match=r"2\.weight, .* while backward runs"):
+            net(x).sum().backward()
 
 
 def test_a_look_at_what_other_ranks_reached_is_refused() -> None:
@@ -124,28 +121,24 @@ NOT_ELEMENTWISE = [
 
 
 @pytest.mark.parametrize("optimizer_of", NOT_ELEMENTWISE)
-def test_kind_update_refuses_optimizers_that_may_look_at_more(optimizer_of: Any) -> None:
-    def program(ctx: Any) -> None:
-        net, _ = small()
-        optimizer = optimizer_of(list(net.parameters()))
-        with pytest.raises(pgasdl.errors.ConfigError, match=r'kind="average" does it; .* AdamW,'):
-            attach(net, optimizer, context=ctx, kind="update")
-        assert net[0].weight not in ATTACHED
-
-    alone(program)
+@on_ranks(1)
+def test_kind_update_refuses_optimizers_that_may_look_at_more(ctx: Any, optimizer_of: Any) -> None:
+    net, _ = small()
+    optimizer = optimizer_of(list(net.parameters()))
+    with pytest.raises(pgasdl.errors.ConfigError, match=r'kind="average" does it; .* AdamW,'):
+        attach(net, optimizer, context=ctx, kind="update")
+    assert net[0].weight not in ATTACHED
 
 
-def test_kind_update_refuses_what_its_plans_cannot_do() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        with pytest.raises(pgasdl.errors.ConfigError, match="no kind 'mean'"):
-            attach(net, optimizer, context=ctx, kind="mean")
-        with pytest.raises(pgasdl.errors.ConfigError, match="no candidates"):
-            attach(net, optimizer, context=ctx, kind="update", candidates=("tree", "gdraa"))
-        with pytest.raises(pgasdl.PlanError, match="staged"):
-            attach(net, optimizer, context=ctx, kind="update", plan="staged")
-
-    alone(program)
+@on_ranks(1)
+def test_kind_update_refuses_what_its_plans_cannot_do(ctx: Any) -> None:
+    net, optimizer = small()
+    with pytest.raises(pgasdl.errors.ConfigError, match="no kind 'mean'"):
+        attach(net, optimizer, context=ctx, kind="mean")
+    with pytest.raises(pgasdl.errors.ConfigError, match="no candidates"):
+        attach(net, optimizer, context=ctx, kind="update", candidates=("tree", "gdraa"))
+    with pytest.raises(pgasdl.PlanError, match="staged"):
+        attach(net, optimizer, context=ctx, kind="update", plan="staged")
 
 
 def _wait(attached: Any) -> None:
@@ -190,161 +183,144 @@ def test_kind_update_has_no_mean_gradient(use: Callable[..., None]) -> None:
     assert loopback.run(2, program) == [True, True]
 
 
-def test_kind_update_uses_a_gradient_up() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        x = torch.ones(1, 4, dtype=torch.float64)
-        with attach(net, optimizer, context=ctx, kind="update") as attached:
-            losses = net(x).sum(), net(x).sum()
-            losses[0].backward()
-            with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another gradient .* no_sync"):
-                losses[1].backward()
-            optimizer.step()
-            with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another .*zero_grad\(\)"):
-                net(x).sum().backward()
-            with pytest.raises(pgasdl.PlanError, match=r"0\.weight, .*zero_grad\(\) after each"):
-                attached.synchronize()
-                optimizer.step()
-            for each in net.parameters():
-                each.grad = None  # does it, too
-            before = net[2].bias.detach().clone()
-            with attached.no_sync():
-                net(x).sum().backward()
+@on_ranks(1)
+def test_kind_update_uses_a_gradient_up(ctx: Any) -> None:
+    net, optimizer = small()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    with attach(net, optimizer, context=ctx, kind="update") as attached:
+        losses = net(x).sum(), net(x).sum()
+        losses[0].backward()
+        with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another gradient .* no_sync"):
+            losses[1].backward()
+        optimizer.step()
+        with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another .*zero_grad\(\)"):
             net(x).sum().backward()
-            optimizer.step()
+        with pytest.raises(pgasdl.PlanError, match=r"0\.weight, .*zero_grad\(\) after each"):
             attached.synchronize()
-            assert torch.equal(net[2].bias, before - 0.2)
-
-    alone(program)
+            optimizer.step()
+        for each in net.parameters():
+            each.grad = None  # does it, too
+        before = net[2].bias.detach().clone()
+        with attached.no_sync():
+            net(x).sum().backward()
+        net(x).sum().backward()
+        optimizer.step()
+        attached.synchronize()
+        assert torch.equal(net[2].bias, before - 0.2)
 
 
 @pytest.mark.parametrize("use", ["call", "state_dict", "optimizer.state_dict", "synchronize"])
-def test_kind_update_keeps_weights_to_itself_between_backward_and_step(use: str) -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        x = torch.ones(1, 4, dtype=torch.float64)
-        with attach(net, optimizer, context=ctx, kind="update") as attached:
-            uses = {
-                "call": lambda: net(x),
-                "state_dict": net.state_dict,
-                "optimizer.state_dict": optimizer.state_dict,
-                "synchronize": attached.synchronize,
-            }
-            net(x).sum().backward()
-            with pytest.raises(pgasdl.PlanError, match=r"0\.weight.* used between backward and"):
-                uses[use]()
-            optimizer.step()
+@on_ranks(1)
+def test_kind_update_keeps_weights_to_itself_between_backward_and_step(ctx: Any, use: str) -> None:
+    net, optimizer = small()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    with attach(net, optimizer, context=ctx, kind="update") as attached:
+        uses = {
+            "call": lambda: net(x),
+            "state_dict": net.state_dict,
+            "optimizer.state_dict": optimizer.state_dict,
+            "synchronize": attached.synchronize,
+        }
+        net(x).sum().backward()
+        with pytest.raises(pgasdl.PlanError, match=r"0\.weight.* used between backward and"):
             uses[use]()
-
-    alone(program)
-
-
-def test_a_parameter_that_was_moved_is_noticed() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        with attach(net, optimizer, context=ctx, kind="update"):
-            net[2].bias.data = net[2].bias.data.clone()
-            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-            with pytest.raises(pgasdl.PlanError, match=r"2\.bias has got other memory"):
-                optimizer.step()
-            optimizer.zero_grad()
-
-    alone(program)
+        optimizer.step()
+        uses[use]()
 
 
-def test_a_fused_optimizer_that_scales_itself_steps_at_once() -> None:
-    def program(ctx: Any) -> None:
-        net, _ = small()
-        net.float()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=True)
-        before = net[2].bias.detach().clone()
-        for deferred in (None, False):
-            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-            with attach(net, optimizer, context=ctx, deferred=deferred) as attached:
-                scaler.scale(net(torch.ones(1, 4)).sum()).backward()
-                attached.wait()
-                if deferred is None:
-                    with pytest.raises(pgasdl.errors.ConfigError, match="deferred=False"):
-                        scaler.step(optimizer)
-                    del optimizer.grad_scale, optimizer.found_inf
-                else:
+@on_ranks(1)
+def test_a_parameter_that_was_moved_is_noticed(ctx: Any) -> None:
+    net, optimizer = small()
+    with attach(net, optimizer, context=ctx, kind="update"):
+        net[2].bias.data = net[2].bias.data.clone()
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        with pytest.raises(pgasdl.PlanError, match=r"2\.bias has got other memory"):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@on_ranks(1)
+def test_a_fused_optimizer_that_scales_itself_steps_at_once(ctx: Any) -> None:
+    net, _ = small()
+    net.float()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=True)
+    before = net[2].bias.detach().clone()
+    for deferred in (None, False):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with attach(net, optimizer, context=ctx, deferred=deferred) as attached:
+            scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+            attached.wait()
+            if deferred is None:
+                with pytest.raises(pgasdl.errors.ConfigError, match="deferred=False"):
                     scaler.step(optimizer)
-        torch.testing.assert_close(net[2].bias.detach(), before - 0.1)
-
-    alone(program)
+                del optimizer.grad_scale, optimizer.found_inf
+            else:
+                scaler.step(optimizer)
+    torch.testing.assert_close(net[2].bias.detach(), before - 0.1)
 
 
 @kinds
 @pytest.mark.parametrize("net_of", [lambda: nn.LazyLinear(2), nn.LazyBatchNorm1d])
-def test_a_lazy_module_is_refused(net_of: Callable[[], Any], kind: str) -> None:
-    def program(ctx: Any) -> None:
-        net = nn.Sequential(nn.Linear(4, 4), net_of())
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        with pytest.raises(pgasdl.BufferRefused, match=r"1\.weight has no shape yet: call the"):
-            attach(net, optimizer, context=ctx, kind=kind)
-        net(torch.ones(2, 4))
-        with attach(net, optimizer, context=ctx, kind=kind):
-            pass
-
-    alone(program)
+@on_ranks(1)
+def test_a_lazy_module_is_refused(ctx: Any, net_of: Callable[[], Any], kind: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), net_of())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(pgasdl.BufferRefused, match=r"1\.weight has no shape yet: call the"):
+        attach(net, optimizer, context=ctx, kind=kind)
+    net(torch.ones(2, 4))
+    with attach(net, optimizer, context=ctx, kind=kind):
+        pass
 
 
 @kinds
-def test_a_sparse_gradient_is_refused(kind: str) -> None:
-    def program(ctx: Any) -> None:
-        net = nn.Embedding(5, 2)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        with attach(net, optimizer, context=ctx, kind=kind):
-            net.sparse = True
-            with pytest.raises(pgasdl.BufferRefused, match=r"weight gets a sparse .* sparse=False"):
-                net(torch.tensor([1, 2])).sum().backward()
-            net.sparse = False
+@on_ranks(1)
+def test_a_sparse_gradient_is_refused(ctx: Any, kind: str) -> None:
+    net = nn.Embedding(5, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with attach(net, optimizer, context=ctx, kind=kind):
+        net.sparse = True
+        with pytest.raises(pgasdl.BufferRefused, match=r"weight gets a sparse .* sparse=False"):
             net(torch.tensor([1, 2])).sum().backward()
-            optimizer.step()
-
-    alone(program)
+        net.sparse = False
+        net(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
 
 
 @kinds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scripted_code_is_refused(kind: str) -> None:
+@on_ranks(1)
+def test_scripted_code_is_refused(ctx: Any, kind: str) -> None:
     """But for what is not trained, and of copies."""
-
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        x = torch.ones(1, 4, dtype=torch.float64)
-        for scripted in (torch.jit.script(net), torch.jit.trace(net, x)):
-            with pytest.raises(pgasdl.errors.ConfigError, match=r"0\.weight is used by scripted"):
-                attach(scripted, optimizer, context=ctx, kind=kind)
-        both = nn.Sequential(torch.jit.script(nn.Linear(4, 4).double().requires_grad_(False)), net)
-        with attach(both, optimizer, context=ctx, kind=kind):
-            with pytest.raises(pgasdl.errors.ConfigError, match=r"script a copy\.deepcopy"):
-                torch.jit.script(net)
-            both(x).sum().backward()
-            optimizer.step()
-            assert torch.equal(torch.jit.script(copy.deepcopy(net))(x), net(x))
-        torch.jit.script(net)
-
-    alone(program)
+    net, optimizer = small()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    for scripted in (torch.jit.script(net), torch.jit.trace(net, x)):
+        with pytest.raises(pgasdl.errors.ConfigError, match=r"0\.weight is used by scripted"):
+            attach(scripted, optimizer, context=ctx, kind=kind)
+    both = nn.Sequential(torch.jit.script(nn.Linear(4, 4).double().requires_grad_(False)), net)
+    with attach(both, optimizer, context=ctx, kind=kind):
+        with pytest.raises(pgasdl.errors.ConfigError, match=r"script a copy\.deepcopy"):
+            torch.jit.script(net)
+        both(x).sum().backward()
+        optimizer.step()
+        assert torch.equal(torch.jit.script(copy.deepcopy(net))(x), net(x))
+    torch.jit.script(net)
 
 
 @kinds
-def test_a_model_that_is_converted_is_refused(kind: str) -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small()
-        refused = pytest.raises(pgasdl.PlanError, match=r"float32 on cpu now, .*float64 .* detach")
-        with attach(net, optimizer, context=ctx, kind=kind):
-            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            net.float()
-            with refused:
-                net(torch.ones(1, 4)).sum().backward()
-        with attach(net, optimizer, context=ctx, kind=kind):
+@on_ranks(1)
+def test_a_model_that_is_converted_is_refused(ctx: Any, kind: str) -> None:
+    net, optimizer = small()
+    refused = pytest.raises(pgasdl.PlanError, match=r"float32 on cpu now, .*float64 .* detach")
+    with attach(net, optimizer, context=ctx, kind=kind):
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.float()
+        with refused:
             net(torch.ones(1, 4)).sum().backward()
-            optimizer.step()
-
-    alone(program)
+    with attach(net, optimizer, context=ctx, kind=kind):
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
 
 
 @kinds

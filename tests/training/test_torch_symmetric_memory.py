@@ -17,6 +17,7 @@ from typing import Any
 
 import jobs
 import pytest
+from support.ranks import on_ranks
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -26,7 +27,7 @@ from symmetric_programs import (  # noqa: E402
     ring_of_puts,
     ring_through_buffers,
 )
-from torch_tools import WORLDS, run  # noqa: E402
+from torch_tools import WORLDS, ranks, run  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
@@ -71,103 +72,95 @@ def test_programs_between_processes(forked: Callable[..., str], size: int, tmp_p
 
 @worlds
 @pytest.mark.parametrize("size", full([3, 1, 2], quick=1))
-def test_programs_between_threads(world: str, size: int) -> None:
-    def program(ctx: Any) -> None:
-        words = SimpleNamespace(**{name: getattr(symm_mem, name) for name in symm_mem.__all__})
-        words.empty = partial(symm_mem.empty, group=ctx)
-        if ctx.mapped:
-            one_shot_all_reduce(words, ctx)
-            ring_through_buffers(words, ctx)
-        ring_of_puts(words, ctx)
-        ring_of_puts(words, ctx, 2, 300_000)  # more than passes through at once
-
-    run(size, program, world)
+@ranks(None, "world")
+def test_programs_between_threads(ctx: Any, world: str, size: int) -> None:
+    words = SimpleNamespace(**{name: getattr(symm_mem, name) for name in symm_mem.__all__})
+    words.empty = partial(symm_mem.empty, group=ctx)
+    if ctx.mapped:
+        one_shot_all_reduce(words, ctx)
+        ring_through_buffers(words, ctx)
+    ring_of_puts(words, ctx)
+    ring_of_puts(words, ctx, 2, 300_000)  # more than passes through at once
 
 
 @worlds
-def test_what_a_handle_tells(world: str) -> None:
-    def program(ctx: Any) -> None:
-        tensor, handle = made(ctx, 4, 6, dtype=torch.float64)
-        assert tensor.shape == (4, 6)
-        assert not tensor.any()
-        assert (handle.rank, handle.world_size) == (ctx.rank, 2)
-        assert handle.buffer_size == 4 * 6 * 8
-        assert handle.signal_pad_size == symm_mem.get_signal_pad_size() == 9216
-        assert (handle.offset, handle.multicast_ptr) == (0, 0)
-        assert handle.device == tensor.device
-        assert handle.buffer_ptrs[ctx.rank] == tensor.data_ptr()
-        assert all(handle.buffer_ptrs) == all(handle.signal_pad_ptrs) == ctx.mapped
-        assert repr(handle) == f"<SymmetricMemory rank {ctx.rank} of 2, 192 bytes>"
-        assert symm_mem.empty((2, 3), group=ctx).shape == (2, 3)
-        assert symm_mem.empty(torch.Size([5]), group=ctx).dtype == torch.get_default_dtype()
-        assert symm_mem.get_backend("cpu") == "pgasdl"
-        assert symm_mem.get_backend("meta") is None
-
-    run(2, program, world)
+@ranks(2, "world")
+def test_what_a_handle_tells(ctx: Any, world: str) -> None:
+    tensor, handle = made(ctx, 4, 6, dtype=torch.float64)
+    assert tensor.shape == (4, 6)
+    assert not tensor.any()
+    assert (handle.rank, handle.world_size) == (ctx.rank, 2)
+    assert handle.buffer_size == 4 * 6 * 8
+    assert handle.signal_pad_size == symm_mem.get_signal_pad_size() == 9216
+    assert (handle.offset, handle.multicast_ptr) == (0, 0)
+    assert handle.device == tensor.device
+    assert handle.buffer_ptrs[ctx.rank] == tensor.data_ptr()
+    assert all(handle.buffer_ptrs) == all(handle.signal_pad_ptrs) == ctx.mapped
+    assert repr(handle) == f"<SymmetricMemory rank {ctx.rank} of 2, 192 bytes>"
+    assert symm_mem.empty((2, 3), group=ctx).shape == (2, 3)
+    assert symm_mem.empty(torch.Size([5]), group=ctx).dtype == torch.get_default_dtype()
+    assert symm_mem.get_backend("cpu") == "pgasdl"
+    assert symm_mem.get_backend("meta") is None
 
 
 @worlds
-def test_buffers_have_any_dtype_and_stay_inside(world: str) -> None:
-    def program(ctx: Any) -> None:
-        tensor, handle = made(ctx, 12, dtype=torch.float32)
-        tensor.copy_(torch.arange(12) + 100 * ctx.rank)
-        handle.barrier()
-        for rank in range(2) if ctx.mapped else [ctx.rank]:
-            want = torch.arange(12, dtype=torch.float32) + 100 * rank
-            assert torch.equal(handle.get_buffer(rank, (3, 4), torch.float32), want.view(3, 4))
-            assert torch.equal(handle.get_buffer(rank, [2], torch.float32, 10), want[10:])
-            assert torch.equal(handle.get_buffer(rank, (6,), torch.int64), want.view(torch.int64))
-            assert torch.equal(handle.get_remote_tensor(rank, (5,), torch.float32), want[:5])
-            assert handle.get_buffer(rank, (0,), torch.int8, 48).numel() == 0
-            whole = handle.get_buffer(rank, (12,), torch.float32)
-            assert whole.untyped_storage().size() == handle.buffer_size
-            for sizes, dtype, offset in (
-                ((13,), torch.float32, 0),
-                ((2,), torch.float32, 11),
-                ((7,), torch.int64, 0),
-                ((1,), torch.float32, -1),
-                ((-1,), torch.float32, 0),
-                ((1,), torch.int8, 2**62),
-            ):
-                with pytest.raises(pgasdl.SegmentError, match="leaves the 48 bytes"):
-                    handle.get_buffer(rank, sizes, dtype, offset)
-        if not ctx.mapped:
-            with pytest.raises(pgasdl.UnavailableError, match="is not mapped here"):
-                handle.get_buffer(1 - ctx.rank, (3, 4), torch.float32)
-        for nobody in (-1, 2):
-            for call in (
-                lambda nobody: handle.get_buffer(nobody, (1,), torch.int8),
-                handle.get_signal_pad,
-                handle.put_signal,
-                handle.wait_signal,
-            ):
-                with pytest.raises(pgasdl.RankError, match="ranks are 0 to 1"):
-                    call(nobody)
-        handle.barrier()
-
-    run(2, program, world)
-
-
-@worlds
-def test_one_handle_for_all_views_of_one_memory(world: str) -> None:
-    def program(ctx: Any) -> None:
-        tensor, handle = made(ctx, 8, 8)
-        for other in (
-            tensor,
-            tensor[2:, 3:],
-            tensor.t(),
-            tensor.view(torch.int32),
-            tensor.detach(),
+@ranks(2, "world")
+def test_buffers_have_any_dtype_and_stay_inside(ctx: Any, world: str) -> None:
+    tensor, handle = made(ctx, 12, dtype=torch.float32)
+    tensor.copy_(torch.arange(12) + 100 * ctx.rank)
+    handle.barrier()
+    for rank in range(2) if ctx.mapped else [ctx.rank]:
+        want = torch.arange(12, dtype=torch.float32) + 100 * rank
+        assert torch.equal(handle.get_buffer(rank, (3, 4), torch.float32), want.view(3, 4))
+        assert torch.equal(handle.get_buffer(rank, [2], torch.float32, 10), want[10:])
+        assert torch.equal(handle.get_buffer(rank, (6,), torch.int64), want.view(torch.int64))
+        assert torch.equal(handle.get_remote_tensor(rank, (5,), torch.float32), want[:5])
+        assert handle.get_buffer(rank, (0,), torch.int8, 48).numel() == 0
+        whole = handle.get_buffer(rank, (12,), torch.float32)
+        assert whole.untyped_storage().size() == handle.buffer_size
+        for sizes, dtype, offset in (
+            ((13,), torch.float32, 0),
+            ((2,), torch.float32, 11),
+            ((7,), torch.int64, 0),
+            ((1,), torch.float32, -1),
+            ((-1,), torch.float32, 0),
+            ((1,), torch.int8, 2**62),
         ):
-            assert symm_mem.rendezvous(other, ctx) is handle
-            assert symm_mem.rendezvous(other, ctx.world) is handle
-        other, another = made(ctx, 8, 8)
-        assert another is not handle
-        tensor[3, 4] = 5 + ctx.rank
-        assert handle.get_buffer(ctx.rank, (1,), torch.float32, 28).item() == 5 + ctx.rank
-        assert not other.any()
+            with pytest.raises(pgasdl.SegmentError, match="leaves the 48 bytes"):
+                handle.get_buffer(rank, sizes, dtype, offset)
+    if not ctx.mapped:
+        with pytest.raises(pgasdl.UnavailableError, match="is not mapped here"):
+            handle.get_buffer(1 - ctx.rank, (3, 4), torch.float32)
+    for nobody in (-1, 2):
+        for call in (
+            lambda nobody: handle.get_buffer(nobody, (1,), torch.int8),
+            handle.get_signal_pad,
+            handle.put_signal,
+            handle.wait_signal,
+        ):
+            with pytest.raises(pgasdl.RankError, match="ranks are 0 to 1"):
+                call(nobody)
+    handle.barrier()
 
-    run(2, program, world)
+
+@worlds
+@ranks(2, "world")
+def test_one_handle_for_all_views_of_one_memory(ctx: Any, world: str) -> None:
+    tensor, handle = made(ctx, 8, 8)
+    for other in (
+        tensor,
+        tensor[2:, 3:],
+        tensor.t(),
+        tensor.view(torch.int32),
+        tensor.detach(),
+    ):
+        assert symm_mem.rendezvous(other, ctx) is handle
+        assert symm_mem.rendezvous(other, ctx.world) is handle
+    other, another = made(ctx, 8, 8)
+    assert another is not handle
+    tensor[3, 4] = 5 + ctx.rank
+    assert handle.get_buffer(ctx.rank, (1,), torch.float32, 28).item() == 5 + ctx.rank
+    assert not other.any()
 
 
 def test_memory_lives_as_long_as_its_tensors_and_handle() -> None:
@@ -197,109 +190,98 @@ def test_memory_lives_as_long_as_its_tensors_and_handle() -> None:
 
 
 @worlds
-def test_a_signal_waits_until_the_last_one_was_taken(world: str) -> None:
-    def program(ctx: Any) -> None:
-        _, handle = made(ctx, 4)
-        if ctx.rank == 0:
-            handle.put_signal(1, 5)
-            handle.put_signal(1, 6)
-            with pytest.raises(
-                pgasdl.Timeout,
-                match=r"rank 1 has not taken the last signal of rank 0 on channel 5 within 0.05 s",
-            ):
-                handle.put_signal(1, 5, 50)
-            ctx.barrier()
-            handle.put_signal(1, channel=5, timeout_ms=15000)
-            handle.wait_signal(1, 9)
-        else:
-            ctx.barrier()
-            for _ in range(2):
-                handle.wait_signal(src_rank=0, channel=5, timeout_ms=15000)
-            handle.wait_signal(0, 6)
-            with pytest.raises(
-                pgasdl.Timeout, match=r"no signal of rank 0 on channel 6 within 0.02 s"
-            ):
-                handle.wait_signal(0, 6, 20)
-            handle.put_signal(0, 9)
-        handle.put_signal(ctx.rank)
-        handle.wait_signal(ctx.rank)
-        handle.barrier()
-
-    run(2, program, world)
-
-
-@worlds
-def test_signals_follow_what_was_put(world: str) -> None:
-    """From a tensor in a segment, whose bytes the transport reads late, and from any other."""
-
-    def program(ctx: Any) -> None:
-        tensor, handle = made(ctx, 1000, dtype=torch.int64)
-        source = symm_mem.empty(1000, dtype=torch.int64, group=ctx)
-        plain = torch.zeros(1000, dtype=torch.int64)
-        for number in range(20):
-            if ctx.rank == 0:
-                sent = (source, plain)[number % 2]
-                sent.fill_(number)
-                symm_mem.put_signal(sent, handle, 1)
-                sent.fill_(-1)
-                handle.wait_signal(1, 1)
-            else:
-                symm_mem.wait_signal(handle, 0)
-                assert tensor.unique().tolist() == [number]
-                handle.put_signal(0, 1)
-        if ctx.rank == 0:
-            with pytest.raises(pgasdl.SegmentError, match="leaves segment"):
-                symm_mem.put_signal(torch.zeros(1001, dtype=torch.int64), handle, 1)
-            with pytest.raises(pgasdl.BufferRefused, match="not contiguous"):
-                symm_mem.put_signal(torch.zeros(10, 10).t(), handle, 1)
-        handle.barrier()
-
-    run(2, program, world)
-
-
-@worlds
-def test_channels_end_where_the_pad_does(world: str) -> None:
-    def program(ctx: Any) -> None:
-        _, handle = made(ctx, 4)
-        last = 9216 // 4 // 3 - 1
-        for channel in (-1, last + 1, 2**40):
-            for call in (
-                lambda channel: handle.put_signal(0, channel),
-                lambda channel: handle.wait_signal(0, channel),
-                handle.barrier,
-            ):
-                with pytest.raises(
-                    pgasdl.NotificationError, match=f"channel {channel}: channels are 0 to {last}"
-                ):
-                    call(channel)
-        handle.put_signal((ctx.rank + 1) % 3, last)
-        handle.wait_signal((ctx.rank + 2) % 3, last)
-        handle.barrier(last)
-
-    run(3, program, world)
-
-
-@worlds
-def test_signal_pads_are_the_programs_own(world: str) -> None:
-    def program(ctx: Any) -> None:
-        _, handle = made(ctx, 4)
-        pad = handle.get_signal_pad(ctx.rank)
-        assert (pad.dtype, pad.shape) == (torch.uint32, (2304,))
-        assert handle.get_signal_pad(ctx.rank, (2, 3), torch.int64, 7).shape == (2, 3)
-        with pytest.raises(pgasdl.SegmentError, match="leaves the 9216 bytes"):
-            handle.get_signal_pad(ctx.rank, (1,), torch.int64, 1152)
-        for channel in range(4):
-            handle.put_signal(1 - ctx.rank, channel)
-            handle.wait_signal(1 - ctx.rank, channel)
-            handle.barrier(channel)
-        assert not pad.view(torch.int32).any()
+@ranks(2, "world")
+def test_a_signal_waits_until_the_last_one_was_taken(ctx: Any, world: str) -> None:
+    _, handle = made(ctx, 4)
+    if ctx.rank == 0:
+        handle.put_signal(1, 5)
+        handle.put_signal(1, 6)
+        with pytest.raises(
+            pgasdl.Timeout,
+            match=r"rank 1 has not taken the last signal of rank 0 on channel 5 within 0.05 s",
+        ):
+            handle.put_signal(1, 5, 50)
         ctx.barrier()
-        if ctx.mapped:
-            handle.get_signal_pad(1 - ctx.rank, (2,), torch.int32, 3)[1] = 5 + ctx.rank
-            handle.barrier()
-            assert pad[4].item() == 5 + 1 - ctx.rank
+        handle.put_signal(1, channel=5, timeout_ms=15000)
+        handle.wait_signal(1, 9)
+    else:
+        ctx.barrier()
+        for _ in range(2):
+            handle.wait_signal(src_rank=0, channel=5, timeout_ms=15000)
+        handle.wait_signal(0, 6)
+        with pytest.raises(pgasdl.Timeout, match=r"no signal of rank 0 on channel 6 within 0.02 s"):
+            handle.wait_signal(0, 6, 20)
+        handle.put_signal(0, 9)
+    handle.put_signal(ctx.rank)
+    handle.wait_signal(ctx.rank)
+    handle.barrier()
 
-    run(2, program, world)
+
+@worlds
+@ranks(2, "world")
+def test_signals_follow_what_was_put(ctx: Any, world: str) -> None:
+    """From a tensor in a segment, whose bytes the transport reads late, and from any other."""
+    tensor, handle = made(ctx, 1000, dtype=torch.int64)
+    source = symm_mem.empty(1000, dtype=torch.int64, group=ctx)
+    plain = torch.zeros(1000, dtype=torch.int64)
+    for number in range(20):
+        if ctx.rank == 0:
+            sent = (source, plain)[number % 2]
+            sent.fill_(number)
+            symm_mem.put_signal(sent, handle, 1)
+            sent.fill_(-1)
+            handle.wait_signal(1, 1)
+        else:
+            symm_mem.wait_signal(handle, 0)
+            assert tensor.unique().tolist() == [number]
+            handle.put_signal(0, 1)
+    if ctx.rank == 0:
+        with pytest.raises(pgasdl.SegmentError, match="leaves segment"):
+            symm_mem.put_signal(torch.zeros(1001, dtype=torch.int64), handle, 1)
+        with pytest.raises(pgasdl.BufferRefused, match="not contiguous"):
+            symm_mem.put_signal(torch.zeros(10, 10).t(), handle, 1)
+    handle.barrier()
+
+
+@worlds
+@ranks(3, "world")
+def test_channels_end_where_the_pad_does(ctx: Any, world: str) -> None:
+    _, handle = made(ctx, 4)
+    last = 9216 // 4 // 3 - 1
+    for channel in (-1, last + 1, 2**40):
+        for call in (
+            lambda channel: handle.put_signal(0, channel),
+            lambda channel: handle.wait_signal(0, channel),
+            handle.barrier,
+        ):
+            with pytest.raises(
+                pgasdl.NotificationError, match=f"channel {channel}: channels are 0 to {last}"
+            ):
+                call(channel)
+    handle.put_signal((ctx.rank + 1) % 3, last)
+    handle.wait_signal((ctx.rank + 2) % 3, last)
+    handle.barrier(last)
+
+
+@worlds
+@ranks(2, "world")
+def test_signal_pads_are_the_programs_own(ctx: Any, world: str) -> None:
+    _, handle = made(ctx, 4)
+    pad = handle.get_signal_pad(ctx.rank)
+    assert (pad.dtype, pad.shape) == (torch.uint32, (2304,))
+    assert handle.get_signal_pad(ctx.rank, (2, 3), torch.int64, 7).shape == (2, 3)
+    with pytest.raises(pgasdl.SegmentError, match="leaves the 9216 bytes"):
+        handle.get_signal_pad(ctx.rank, (1,), torch.int64, 1152)
+    for channel in range(4):
+        handle.put_signal(1 - ctx.rank, channel)
+        handle.wait_signal(1 - ctx.rank, channel)
+        handle.barrier(channel)
+    assert not pad.view(torch.int32).any()
+    ctx.barrier()
+    if ctx.mapped:
+        handle.get_signal_pad(1 - ctx.rank, (2,), torch.int32, 3)[1] = 5 + ctx.rank
+        handle.barrier()
+        assert pad[4].item() == 5 + 1 - ctx.rank
 
 
 def test_the_size_of_signal_pads() -> None:
@@ -333,107 +315,95 @@ def test_nobody_leaves_a_barrier_early(world: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_after_a_barrier_every_put_is_seen_by_all(mapped: bool) -> None:
+@on_ranks(3, "mapped", timeout=20, seed=3, delay=60)
+def test_after_a_barrier_every_put_is_seen_by_all(ctx: Any, mapped: bool) -> None:
     """Rank 0 puts to rank 2, where it arrives late; after the barrier rank 1 reads it there."""
-
-    def program(ctx: Any) -> None:
-        tensor, handle = made(ctx, 3, dtype=torch.int64)
-        inbox = ctx.segment(24)
-        for number in range(1, 20):
-            if ctx.rank == 0:
-                tensor[1] = number
-                handle._puts.put(tensor, 2, 0, None)
-            handle.barrier()
-            if ctx.rank == 1:
-                ctx.read(inbox[0:24], 2, handle._segment[0:24])
-                ctx.wait()
-                assert inbox.numpy("int64").tolist() == [0, number, 0]
-            handle.barrier(1)
-
-    loopback.run(3, program, timeout=20, seed=3, delay=60, mapped=mapped)
-
-
-@worlds
-def test_a_barrier_goes_on_after_a_timeout(world: str) -> None:
-    def program(ctx: Any) -> None:
-        _, handle = made(ctx, 4)
-        for _ in range(3):
-            if ctx.rank == 1:
-                for wanted in (r"channel 7: rank [02] is not there after 0\.03 s",) * 2:
-                    with pytest.raises(pgasdl.Timeout, match=wanted):
-                        handle.barrier(7, 30)
-            ctx.barrier()
-            if ctx.rank == 2:
-                time.sleep(0.01)
-            handle.barrier(7)
-
-    run(3, program, world)
-
-
-@worlds
-def test_threads_on_channels_of_their_own(world: str) -> None:
-    def program(ctx: Any) -> None:
-        tensor, handle = made(ctx, 4, dtype=torch.int64)
-        peer = 1 - ctx.rank
-
-        def talk(channel: int) -> None:
-            for number in range(30):
-                if ctx.mapped:
-                    there = handle.get_buffer(peer, (1,), torch.int64, channel)
-                    there.fill_(1000 * channel + number)
-                handle.put_signal(peer, channel)
-                handle.wait_signal(peer, channel)
-                if ctx.mapped:
-                    assert tensor[channel] == 1000 * channel + number
-                handle.barrier(channel)
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(talk, range(4)))
-
-    run(2, program, world)
-
-
-@worlds
-def test_a_part_of_the_ranks(world: str) -> None:
-    """A handle of a part has signals of its own, and counts ranks inside the part."""
-
-    def program(ctx: Any) -> None:
-        tensor, all_of = made(ctx, 4, dtype=torch.int64)
-        part = ctx.group([1] if ctx.rank == 1 else [0, 2])
-        handle = symm_mem.rendezvous(tensor, part)
-        assert handle is not all_of
-        assert symm_mem.rendezvous(tensor[1:], part) is handle
-        assert (handle.rank, handle.world_size) == (part.rank, part.size)
-        peer = (handle.rank + 1) % handle.world_size
-        symm_mem.put_signal(torch.full((4,), ctx.rank), handle, peer)
-        symm_mem.wait_signal(handle, peer)
-        assert tensor.tolist() == [part.ranks[peer]] * 4
-        handle.barrier()
-        if part.size == 2:
-            with pytest.raises(pgasdl.Timeout, match=r"rank 1 \(rank 2 of the job\)|rank 0 on"):
-                handle.wait_signal(peer, 0, 10)
-            small = symm_mem.empty(4, group=part)
-            with pytest.raises(pgasdl.RankError, match="rank 1 has no copy"):
-                symm_mem.rendezvous(small, ctx)
-        all_of.barrier()
-
-    run(3, program, world)
-
-
-@worlds
-def test_a_rank_that_signalled_may_leave(world: str) -> None:
-    def program(ctx: Any) -> None:
-        _, handle = made(ctx, 4)
+    tensor, handle = made(ctx, 3, dtype=torch.int64)
+    inbox = ctx.segment(24)
+    for number in range(1, 20):
         if ctx.rank == 0:
-            handle.put_signal(1)
-        else:
-            while ctx.health()[0] == "healthy":
-                time.sleep(0.01)
-            handle.wait_signal(0)
-            with pytest.raises(pgasdl.PeerLost):
-                handle.put_signal(0)
+            tensor[1] = number
+            handle._puts.put(tensor, 2, 0, None)
+        handle.barrier()
+        if ctx.rank == 1:
+            ctx.read(inbox[0:24], 2, handle._segment[0:24])
+            ctx.wait()
+            assert inbox.numpy("int64").tolist() == [0, number, 0]
+        handle.barrier(1)
 
-    run(2, program, world)
+
+@worlds
+@ranks(3, "world")
+def test_a_barrier_goes_on_after_a_timeout(ctx: Any, world: str) -> None:
+    _, handle = made(ctx, 4)
+    for _ in range(3):
+        if ctx.rank == 1:
+            for wanted in (r"channel 7: rank [02] is not there after 0\.03 s",) * 2:
+                with pytest.raises(pgasdl.Timeout, match=wanted):
+                    handle.barrier(7, 30)
+        ctx.barrier()
+        if ctx.rank == 2:
+            time.sleep(0.01)
+        handle.barrier(7)
+
+
+@worlds
+@ranks(2, "world")
+def test_threads_on_channels_of_their_own(ctx: Any, world: str) -> None:
+    tensor, handle = made(ctx, 4, dtype=torch.int64)
+    peer = 1 - ctx.rank
+
+    def talk(channel: int) -> None:
+        for number in range(30):
+            if ctx.mapped:
+                there = handle.get_buffer(peer, (1,), torch.int64, channel)
+                there.fill_(1000 * channel + number)
+            handle.put_signal(peer, channel)
+            handle.wait_signal(peer, channel)
+            if ctx.mapped:
+                assert tensor[channel] == 1000 * channel + number
+            handle.barrier(channel)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(talk, range(4)))
+
+
+@worlds
+@ranks(3, "world")
+def test_a_part_of_the_ranks(ctx: Any, world: str) -> None:
+    """A handle of a part has signals of its own, and counts ranks inside the part."""
+    tensor, all_of = made(ctx, 4, dtype=torch.int64)
+    part = ctx.group([1] if ctx.rank == 1 else [0, 2])
+    handle = symm_mem.rendezvous(tensor, part)
+    assert handle is not all_of
+    assert symm_mem.rendezvous(tensor[1:], part) is handle
+    assert (handle.rank, handle.world_size) == (part.rank, part.size)
+    peer = (handle.rank + 1) % handle.world_size
+    symm_mem.put_signal(torch.full((4,), ctx.rank), handle, peer)
+    symm_mem.wait_signal(handle, peer)
+    assert tensor.tolist() == [part.ranks[peer]] * 4
+    handle.barrier()
+    if part.size == 2:
+        with pytest.raises(pgasdl.Timeout, match=r"rank 1 \(rank 2 of the job\)|rank 0 on"):
+            handle.wait_signal(peer, 0, 10)
+        small = symm_mem.empty(4, group=part)
+        with pytest.raises(pgasdl.RankError, match="rank 1 has no copy"):
+            symm_mem.rendezvous(small, ctx)
+    all_of.barrier()
+
+
+@worlds
+@ranks(2, "world")
+def test_a_rank_that_signalled_may_leave(ctx: Any, world: str) -> None:
+    _, handle = made(ctx, 4)
+    if ctx.rank == 0:
+        handle.put_signal(1)
+    else:
+        while ctx.health()[0] == "healthy":
+            time.sleep(0.01)
+        handle.wait_signal(0)
+        with pytest.raises(pgasdl.PeerLost):
+            handle.put_signal(0)
 
 
 @worlds
@@ -455,18 +425,16 @@ def test_a_lost_rank_ends_waits(world: str) -> None:
     assert refused
 
 
-def test_unequal_memory_is_refused_everywhere() -> None:
-    def program(ctx: Any) -> None:
-        for shape, dtype in (((4 + ctx.rank,), torch.float32), ((4,), torch.int32)):
-            if ctx.rank == 1 or dtype == torch.float32:
-                tensor = symm_mem.empty(shape, dtype=dtype, group=ctx)
-            else:
-                tensor = symm_mem.empty(4, dtype=torch.float32, group=ctx)
-            with pytest.raises(pgasdl.MismatchError, match=r"rank 0: \(4,\) torch.float32.*rank 1"):
-                symm_mem.rendezvous(tensor, ctx)
-        made(ctx, 4)
-
-    run(2, program)
+@ranks(2)
+def test_unequal_memory_is_refused_everywhere(ctx: Any) -> None:
+    for shape, dtype in (((4 + ctx.rank,), torch.float32), ((4,), torch.int32)):
+        if ctx.rank == 1 or dtype == torch.float32:
+            tensor = symm_mem.empty(shape, dtype=dtype, group=ctx)
+        else:
+            tensor = symm_mem.empty(4, dtype=torch.float32, group=ctx)
+        with pytest.raises(pgasdl.MismatchError, match=r"rank 0: \(4,\) torch.float32.*rank 1"):
+            symm_mem.rendezvous(tensor, ctx)
+    made(ctx, 4)
 
 
 def test_a_rendezvous_goes_on_after_a_timeout() -> None:

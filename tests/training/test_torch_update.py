@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.ranks import on_ranks
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -135,33 +136,31 @@ def same_state(found: Any, wanted: Any) -> None:
                 assert found["state"][number][key] == value
 
 
-def test_weights_lie_in_the_exchange_as_they_did() -> None:
-    def program(ctx: Any) -> None:
-        net = made().to(memory_format=torch.channels_last)
-        scalar = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
-        net.register_parameter("scalar", scalar)
-        stride = net.conv.weight.stride()
-        optimizer = optim.Adam(net.parameters(), 0.01)
-        with attach(net, optimizer, context=ctx, kind="update") as attached:
-            assert net.conv.weight.stride() == stride != (18, 9, 3, 1)
-            memory = attached.exchange.weights.torch()
-            first, last = memory.data_ptr(), memory.data_ptr() + memory.numel()
-            for _ in range(2):
-                (loss_of(net, 0, 0) * net.scalar).backward()
-                optimizer.step()
-                assert net.conv.weight.grad.stride() == stride
-                net.zero_grad()
-                for each in net.parameters():
-                    assert not each.requires_grad or first <= each.data_ptr() < last
-            names = [name for name, _ in net.named_parameters()]
-            state = optimizer.state_dict()["state"][names.index("conv.weight")]
-            assert state["exp_avg"].stride() == stride
-        for each in net.parameters():
-            assert each.grad is None and not first <= each.data_ptr() < last
-        assert optimizer.state[scalar]["exp_avg"].shape == ()
-        assert net.conv.weight.stride() == stride
-
-    loopback.run(2, program)
+@on_ranks(2)
+def test_weights_lie_in_the_exchange_as_they_did(ctx: Any) -> None:
+    net = made().to(memory_format=torch.channels_last)
+    scalar = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    net.register_parameter("scalar", scalar)
+    stride = net.conv.weight.stride()
+    optimizer = optim.Adam(net.parameters(), 0.01)
+    with attach(net, optimizer, context=ctx, kind="update") as attached:
+        assert net.conv.weight.stride() == stride != (18, 9, 3, 1)
+        memory = attached.exchange.weights.torch()
+        first, last = memory.data_ptr(), memory.data_ptr() + memory.numel()
+        for _ in range(2):
+            (loss_of(net, 0, 0) * net.scalar).backward()
+            optimizer.step()
+            assert net.conv.weight.grad.stride() == stride
+            net.zero_grad()
+            for each in net.parameters():
+                assert not each.requires_grad or first <= each.data_ptr() < last
+        names = [name for name, _ in net.named_parameters()]
+        state = optimizer.state_dict()["state"][names.index("conv.weight")]
+        assert state["exp_avg"].stride() == stride
+    for each in net.parameters():
+        assert each.grad is None and not first <= each.data_ptr() < last
+    assert optimizer.state[scalar]["exp_avg"].shape == ()
+    assert net.conv.weight.stride() == stride
 
 
 @pytest.mark.parametrize("plan", ["gdraa", "tree"])
@@ -196,30 +195,28 @@ def elements(state: Any) -> int:
     return sum(each.numel() for of in state.values() for each in of.values() if each.ndim)
 
 
-def test_the_end_gives_back_what_was_there() -> None:
-    def program(ctx: Any) -> None:
-        net, optimizer = small(momentum=0.9)
-        step = optimizer.step
-        attached = attach(net, optimizer, context=ctx, kind="update")
-        assert "exchange update" in attached.describe()
-        x = torch.ones(1, 4, dtype=torch.float64)
+@on_ranks(2)
+def test_the_end_gives_back_what_was_there(ctx: Any) -> None:
+    net, optimizer = small(momentum=0.9)
+    step = optimizer.step
+    attached = attach(net, optimizer, context=ctx, kind="update")
+    assert "exchange update" in attached.describe()
+    x = torch.ones(1, 4, dtype=torch.float64)
+    net(x).sum().backward()
+    optimizer.step()
+    for _ in range(2):
+        attached.detach()
+    assert optimizer.step == step
+    assert "_step_supports_amp_scaling" not in optimizer.__dict__
+    assert len(optimizer.state) == 4
+    net(x).sum().backward()
+    optimizer.step()
+    with (
+        pytest.raises(KeyError),
+        attach(net, optimizer, context=ctx, kind="update"),
+    ):
+        net(x).sum().backward()
+        raise KeyError
+    with attach(net, optimizer, context=ctx):
         net(x).sum().backward()
         optimizer.step()
-        for _ in range(2):
-            attached.detach()
-        assert optimizer.step == step
-        assert "_step_supports_amp_scaling" not in optimizer.__dict__
-        assert len(optimizer.state) == 4
-        net(x).sum().backward()
-        optimizer.step()
-        with (
-            pytest.raises(KeyError),
-            attach(net, optimizer, context=ctx, kind="update"),
-        ):
-            net(x).sum().backward()
-            raise KeyError
-        with attach(net, optimizer, context=ctx):
-            net(x).sum().backward()
-            optimizer.step()
-
-    loopback.run(2, program)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from support.ranks import on_ranks
 from torch import nn
 
 from pgasdl import loopback
@@ -133,3 +135,6 @@ def alone(program: Callable[[Any], Any]) -> Any:
 def run(size: int, program: Any, world: str = "mapped", timeout: float = 20) -> list[Any]:
     """Run a program of ranks that are threads, in one of the worlds."""
     return loopback.run(size, program, timeout=timeout, **WORLDS[world])
+
+
+ranks = partial(on_ranks, run=run)

@@ -6,6 +6,7 @@ import hashlib
 import threading
 
 import pytest
+from support.ranks import on_ranks
 
 from pgasdl import Context, MismatchError, PeerLost, loopback
 from pgasdl.runtime.bootstrap.store import bitmap
@@ -32,20 +33,17 @@ def test_many_members_and_many_survivors() -> None:
     assert set(loopback.run(N_RANKS, program, timeout=200)) == {(N_RANKS - 1, N_RANKS - 1)}
 
 
-def test_members_of_two_groups_with_one_key_are_told() -> None:
+@on_ranks(3)
+def test_members_of_two_groups_with_one_key_are_told(ctx: Context) -> None:
     """No two sets of members share half a SHA-256; if they did, the values would show it."""
-
-    def program(ctx: Context) -> None:
-        mine, other = (
-            hashlib.sha256(bitmap(members, ctx.size)).digest() for members in ([0, 1], [1, 2])
-        )
-        key = f"group/{mine[:16].hex()}/0"
-        if ctx.rank == 1:
-            ctx._job.store.put(f"{key}/1", other + bytes(100))
-        ctx.barrier()
-        if ctx.rank == 0:
-            with pytest.raises(MismatchError, match=r"group of ranks 0, 1: rank 1 means another"):
-                ctx.group([0, 1], timeout=10)
-        ctx.barrier()  # nobody leaves before
-
-    loopback.run(3, program)
+    mine, other = (
+        hashlib.sha256(bitmap(members, ctx.size)).digest() for members in ([0, 1], [1, 2])
+    )
+    key = f"group/{mine[:16].hex()}/0"
+    if ctx.rank == 1:
+        ctx._job.store.put(f"{key}/1", other + bytes(100))
+    ctx.barrier()
+    if ctx.rank == 0:
+        with pytest.raises(MismatchError, match=r"group of ranks 0, 1: rank 1 means another"):
+            ctx.group([0, 1], timeout=10)
+    ctx.barrier()  # nobody leaves before
