@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import defaultdict
@@ -191,17 +192,28 @@ def test_networks(tmp_path: Path, arguments: str) -> None:
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("skimage")
     pytest.importorskip("sklearn")
-    from bench.input.pictures import written
+    from bench.pipeline.pictures import written
 
     folder = tmp_path_factory.mktemp("pictures")
     written(folder, 6, 2)
     return folder
 
 
+def test_pictures_are_the_size_that_was_asked_for(pictures: Path) -> None:
+    from bench.pipeline.pictures import SIZE, decode
+    from PIL import Image
+
+    jpeg = (pictures / "jpegs" / "000003.jpg").read_bytes()
+    with Image.open(io.BytesIO(jpeg)) as picture:
+        assert picture.size == SIZE
+    assert decode({"jpg": jpeg, "cls": b"7"}, side=9)["image"].shape == (9, 9, 3)
+    assert decode({"jpg": jpeg, "cls": b"7"})["label"] == 7
+
+
 def test_training_gets_the_pictures_in_order(pictures: Path) -> None:
     """What was decoded while others had their turns is not used, and counts nowhere."""
-    from bench.input.pictures import decode
     from bench.pipeline.fed import _DEPTH, Fed, Pictures
+    from bench.pipeline.pictures import decode
     from bench.pipeline.settings import Settings
     from bench.pipeline.training import Training
 

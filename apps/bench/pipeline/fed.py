@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import pgasdl
-from bench.input.pictures import decode
 from bench.pipeline.cases import Case, Local, Ours, Runner, latest
+from bench.pipeline.pictures import decode
 from bench.pipeline.settings import Settings
 from bench.pipeline.training import Training
 from pgasdl.input import Loader, Records

@@ -21,7 +21,7 @@ SIDE = 224
 def decode(
     record: dict[str, Any], random: np.random.Generator | None = None, *, side: int = SIDE
 ) -> dict[str, Any]:
-    """Decode a picture, and scale and crop it to a square: the same for every reader."""
+    """Decode a picture, and scale and crop it to a square."""
     with Image.open(io.BytesIO(record["jpg"])) as picture:
         square = ImageOps.fit(picture.convert("RGB"), (side, side))
     return {"image": np.array(square), "label": int(record["cls"])}
