@@ -1,9 +1,8 @@
-"""The CUDA driver by ctypes, beyond arrays and streams: kernels, words, pinned memory, graphs."""
+"""More of the CUDA driver than arrays and streams: kernels, words, pinned memory, graphs."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import time
 from collections.abc import Callable
@@ -11,96 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cuda_arrays import Stream
+from cuda_arrays import DriverError, NotAvailable, Stream, call, result_of
 
-from on_device.findings import NotAvailable
-
-_U32, _U64, _INT, _SIZE, _POINTER = (
-    ctypes.c_uint32,
-    ctypes.c_uint64,
-    ctypes.c_int,
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-)
-_SIX = [_U32] * 6
-# The types that Python integers become: by default ctypes passes 32 bits.
-_PARAMETERS: dict[str, list[Any]] = {
-    "cuInit": [_U32],
-    "cuCtxSynchronize": [],
-    "cuCtxGetStreamPriorityRange": [_POINTER, _POINTER],
-    "cuThreadExchangeStreamCaptureMode": [_POINTER],
-    "cuMemsetD8Async": [_U64, ctypes.c_uint8, _SIZE, _POINTER],
-    "cuMemcpyAsync": [_U64, _U64, _SIZE, _POINTER],
-    "cuMemHostRegister_v2": [_POINTER, _SIZE, _U32],
-    "cuMemHostUnregister": [_POINTER],
-    "cuMemHostGetDevicePointer_v2": [_POINTER, _POINTER, _U32],
-    "cuMemFree_v2": [_U64],
-    "cuStreamWaitValue32_v2": [_POINTER, _U64, _U32, _U32],
-    "cuStreamWriteValue32_v2": [_POINTER, _U64, _U32, _U32],
-    "cuStreamQuery": [_POINTER],
-    "cuStreamWaitEvent": [_POINTER, _POINTER, _U32],
-    "cuEventCreate": [_POINTER, _U32],
-    "cuEventRecord": [_POINTER, _POINTER],
-    "cuEventQuery": [_POINTER],
-    "cuModuleLoadData": [_POINTER, ctypes.c_char_p],
-    "cuModuleGetFunction": [_POINTER, _POINTER, ctypes.c_char_p],
-    "cuLaunchKernel": [_POINTER, *_SIX, _U32, _POINTER, _POINTER, _POINTER],
-    "cuDeviceGetAttribute": [_POINTER, _INT, _INT],
-    "cuDeviceGetName": [_POINTER, _INT, _INT],
-    "cuDeviceTotalMem_v2": [_POINTER, _INT],
-    "cuDriverGetVersion": [_POINTER],
-    "cuStreamBeginCapture_v2": [_POINTER, _INT],
-    "cuStreamEndCapture": [_POINTER, _POINTER],
-    "cuGraphInstantiateWithFlags": [_POINTER, _POINTER, _U64],
-    "cuGraphLaunch": [_POINTER, _POINTER],
-    "cuGetErrorName": [_INT, _POINTER],
-}
 NOT_READY = 600
-
-
-class DriverError(Exception):
-    """The driver refused a call."""
-
-    def __init__(self, name: str, result: int) -> None:
-        words = ctypes.c_char_p()
-        result_of("cuGetErrorName", result, ctypes.byref(words))
-        super().__init__(f"{name}: {(words.value or b'?').decode()} ({result})")
-        self.result = result
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise NotAvailable(str(error)) from None
-
-
-def result_of(name: str, *arguments: Any) -> int:
-    """The result of a call; NotAvailable: this driver does not have it."""
-    require(name)
-    function = getattr(_library(), name)
-    function.argtypes = _PARAMETERS[name]
-    return int(function(*arguments))
-
-
-def require(name: str) -> None:
-    """NotAvailable: this driver does not have an entry."""
-    if not hasattr(_library(), name):
-        raise NotAvailable(f"this libcuda.so.1 has no {name}")
-
-
-def call(name: str, *arguments: Any) -> None:
-    """Call the driver; DriverError: it refuses."""
-    result = result_of(name, *arguments)
-    if result:
-        raise DriverError(name, result)
 
 
 def require_gpu() -> None:
     """NotAvailable: no driver, or no GPU."""
-    if failed := result_of("cuInit", 0):
-        raise NotAvailable(str(DriverError("cuInit", failed)))
+    try:
+        call("cuInit", 0)
+    except DriverError as error:
+        raise NotAvailable(str(error)) from None
 
 
 def attribute(number: int) -> int | None:
@@ -159,16 +79,6 @@ class Event:
 # --- host memory that the device reaches
 
 
-def register(address: int, nbytes: int) -> None:
-    """Let the GPU reach pages of the host."""
-    call("cuMemHostRegister_v2", address, nbytes, 3)
-
-
-def unregister(address: int) -> None:
-    """End that."""
-    call("cuMemHostUnregister", address)
-
-
 class Pinned:
     """Pages that are registered: ``address`` is the host's, ``device`` the GPU's.
 
@@ -182,7 +92,7 @@ class Pinned:
         self.address = ctypes.addressof(self.words)
         ctypes.memset(self.address, 0, nbytes)
         began = time.perf_counter()
-        register(self.address, nbytes)
+        call("cuMemHostRegister_v2", self.address, nbytes, 3)
         self.registered = time.perf_counter() - began
         device = ctypes.c_uint64()
         call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), self.address, 0)
@@ -191,7 +101,7 @@ class Pinned:
     def __del__(self) -> None:
         # Before the pages are freed: their addresses may be reused. Fails after the device's end.
         with suppress(DriverError):
-            unregister(self.address)
+            call("cuMemHostUnregister", self.address)
 
 
 # --- kernels

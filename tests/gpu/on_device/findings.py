@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
-class NotAvailable(Exception):
-    """Something that a part needs is not here; says why."""
+from cuda_arrays import NotAvailable
 
 
 class Tell:

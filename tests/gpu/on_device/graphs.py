@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
-from cuda_arrays import Array, Stream
+from cuda_arrays import Array, Stream, entry
 
 import pgasdl
 from on_device import driver, ranks
@@ -15,7 +15,7 @@ from on_device.findings import Tell
 
 def run(tell: Tell, smoke: bool) -> None:
     """The part."""
-    driver.require("cuStreamBeginCapture_v2")
+    entry("cuStreamBeginCapture_v2")
     for program in ("replays", "refusals", "beside_progress"):
         with tell.step(program):
             ranks.run(2, f"on_device.graphs:{program}", tell, timeout=12)

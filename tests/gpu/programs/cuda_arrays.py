@@ -1,25 +1,75 @@
-"""Arrays and streams of a GPU for programs without PyTorch and CuPy: the driver by ctypes."""
+"""Arrays and streams of a GPU for programs without PyTorch and CuPy: the CUDA driver by ctypes."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_driver = ctypes.CDLL("libcuda.so.1")
+_TYPES = {
+    "b": ctypes.c_uint8, "u": ctypes.c_uint32, "i": ctypes.c_int, "q": ctypes.c_uint64,
+    "s": ctypes.c_size_t, "p": ctypes.c_void_p, "c": ctypes.c_char_p,
+}  # fmt: skip
+# The types that Python integers become: by default ctypes passes 32 bits.
+_PARAMETERS = {
+    "cuInit": "u", "cuDriverGetVersion": "p", "cuGetErrorName": "ip", "cuDeviceGetName": "pii",
+    "cuDeviceGetAttribute": "pii", "cuDeviceTotalMem_v2": "pi",
+    "cuDevicePrimaryCtxRetain": "pi", "cuCtxPushCurrent_v2": "p", "cuCtxPopCurrent_v2": "p",
+    "cuMemAlloc_v2": "ps", "cuMemFree_v2": "q", "cuMemcpyAsync": "qqsp",
+    "cuMemHostRegister_v2": "psu", "cuMemHostUnregister": "p",
+    "cuMemHostGetDevicePointer_v2": "ppu",
+    "cuStreamCreateWithPriority": "pui", "cuStreamSynchronize": "p", "cuStreamQuery": "p",
+    "cuStreamWaitValue32_v2": "pquu", "cuStreamWriteValue32_v2": "pquu",
+    "cuStreamWaitEvent": "ppu", "cuEventCreate": "pu", "cuEventRecord": "pp", "cuEventQuery": "p",
+    "cuModuleLoadData": "pc", "cuModuleGetFunction": "ppc", "cuLaunchKernel": "puuuuuuuppp",
+    "cuStreamBeginCapture_v2": "pi", "cuStreamEndCapture": "pp",
+    "cuGraphInstantiateWithFlags": "ppq", "cuGraphLaunch": "pp", "fakeSetCapturing": "pi",
+}  # fmt: skip
+
+
+class NotAvailable(Exception):
+    """Something that a program needs is not here; says why."""
+
+
+class DriverError(Exception):
+    """The driver refused a call."""
+
+    def __init__(self, name: str, result: int) -> None:
+        words = ctypes.c_char_p()
+        result_of("cuGetErrorName", result, ctypes.byref(words))
+        super().__init__(f"{name}: {(words.value or b'?').decode()} ({result})")
+        self.result = result
+
+
+@functools.cache
+def entry(name: str) -> Callable[..., int]:
+    """A function of the driver; NotAvailable: there is none."""
+    try:
+        found = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError) as missing:
+        raise NotAvailable(str(missing)) from None
+    found.argtypes = [_TYPES[each] for each in _PARAMETERS[name]]
+    return found  # type: ignore[no-any-return]
+
+
+def result_of(name: str, *arguments: Any) -> int:
+    """The result of a call."""
+    return entry(name)(*arguments)
 
 
 def call(name: str, *arguments: Any) -> None:
-    result = getattr(_driver, name)(*arguments)
-    assert result == 0, f"{name} returned {result}"
+    """Call the driver; DriverError: it refuses."""
+    if result := result_of(name, *arguments):
+        raise DriverError(name, result)
 
 
 class Device:
@@ -55,17 +105,11 @@ class Stream:
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Enqueue a copy; it is made later."""
-        call(
-            "cuMemcpyAsync",
-            ctypes.c_uint64(to),
-            ctypes.c_uint64(source),
-            ctypes.c_size_t(nbytes),
-            ctypes.c_void_p(self.handle),
-        )
+        call("cuMemcpyAsync", to, source, nbytes, self.handle)
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued has ended."""
-        call("cuStreamSynchronize", ctypes.c_void_p(self.handle))
+        call("cuStreamSynchronize", self.handle)
 
 
 class Array:
@@ -79,7 +123,7 @@ class Array:
         self._source: Array | None = None
         if address is None:
             allocated = ctypes.c_uint64()
-            call("cuMemAlloc_v2", ctypes.byref(allocated), ctypes.c_size_t(max(1, self.nbytes)))
+            call("cuMemAlloc_v2", ctypes.byref(allocated), max(1, self.nbytes))
             self.address = allocated.value
 
     @property
@@ -180,6 +224,6 @@ def cut(ctx: Any, count: int, dtype: npt.DTypeLike, like: Array | None = None) -
 @contextlib.contextmanager
 def capturing(stream: Stream) -> Iterator[None]:
     """Let the fake driver say that a stream records a graph."""
-    call("fakeSetCapturing", ctypes.c_void_p(stream.handle), 1)
+    call("fakeSetCapturing", stream.handle, 1)
     yield
-    call("fakeSetCapturing", ctypes.c_void_p(stream.handle), 0)
+    call("fakeSetCapturing", stream.handle, 0)

@@ -49,7 +49,7 @@ def held(ctx: Any) -> None:
                     here.ctypes.data, array.address, array.nbytes
                 ),
                 load_a_module,
-                lambda unused=unused: call("cuMemFree_v2", ctypes.c_uint64(unused.address)),
+                lambda unused=unused: call("cuMemFree_v2", unused.address),
             )
             for late, act in enumerate(acts):
                 array.fill(np.full(COUNT, ctx.rank + 1, np.float32), stream)
