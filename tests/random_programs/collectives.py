@@ -16,8 +16,7 @@ import pgasdl
 
 @step
 def array(r: Rank, name: str, group: str, dtype: str, count: int, segment: str, at: int) -> None:
-    if r.inside(group):
-        r.made(name, group, memory(r, dtype, count, segment, at))
+    r.made(name, group, memory(r, dtype, count, segment, at))
 
 
 def memory(r: Rank, dtype: str, count: int, segment: str = "", at: int = 0) -> Array:
@@ -40,8 +39,6 @@ def allreduce(
     other: Sequence[bool],
     **how: Any,
 ) -> None:
-    if not r.inside(group):
-        return
     of, mine = r.objects[group], r.objects[array]
     terms = [value(rank, key, mine.size, str(mine.dtype)) for rank in r.ranks_of[group]]
     wanted = reduced(terms, op == "mean")
@@ -69,8 +66,6 @@ def often(
     r: Rank, group: str, array: str, once: list[str], turns: int, key: int, plan: str | None
 ) -> None:
     """Repeat one call on changing values; before and after it, make one on another array."""
-    if not r.inside(group):
-        return
     of, ranks = r.objects[group], r.ranks_of[group]
     own, values = r.member(group), {}
     for name in (array, *once):
@@ -100,8 +95,6 @@ def handle(
     root: int | None,
     **how: Any,
 ) -> None:
-    if not r.inside(group):
-        return
     given = memory(r, dtype, count, segment, at)
     target = memory(r, dtype, count) if out else given
     options: dict[str, Any] = {} if root is None else {"root": root}
@@ -152,8 +145,6 @@ def exchange(
     bucket_bytes: int,
     **how: Any,
 ) -> None:
-    if not r.inside(group):
-        return
     shapes = [((count,), DTYPES[dtype]) for count, dtype in layers]
     made = r.create(
         lambda timeout: pgasdl.GradientExchange(
@@ -313,8 +304,6 @@ def hook_raises(
     A rank that still waits for a gradient, which was lost on its way, may hear first of a peer that
     raised: then its own update is not called.
     """
-    if not r.inside(group):
-        return
     raising = []
 
     def hook(block: pgasdl.Block) -> None:

@@ -29,15 +29,12 @@ def group(r: Rank, name: str, ranks: Sequence[int], **how: Any) -> None:
 
 @step
 def barrier(r: Rank, group: str, **how: Any) -> None:
-    if r.inside(group):
-        of = r.objects[group]
-        r.carry_out(Pending(lambda timeout: of.barrier(timeout=timeout), lambda: None), **how)
+    of = r.objects[group]
+    r.carry_out(Pending(lambda timeout: of.barrier(timeout=timeout), lambda: None), **how)
 
 
 @step
 def reduce(r: Rank, group: str, count: int, key: int, dtype: str, **how: Any) -> None:
-    if not r.inside(group):
-        return
     of, found = r.objects[group], []
     terms = [value(rank, key, count, dtype) for rank in r.ranks_of[group]]
     mine = terms[r.member(group)]
@@ -53,14 +50,11 @@ def reduce(r: Rank, group: str, count: int, key: int, dtype: str, **how: Any) ->
 
 @step
 def segment(r: Rank, name: str, group: str, nbytes: int, **how: Any) -> None:
-    if r.inside(group):
-        of = r.objects[group]
-        made = r.create(
-            lambda t: r.ctx.segment(nbytes, notifications=8, group=of, timeout=t), **how
-        )
-        here = made.numpy()  # peers may already write to the rest of it
-        assert not here[:_PAGE].any() and not here[_MINE:].any(), "a new segment is not empty"
-        r.made(name, group, made, adds=0)
+    of = r.objects[group]
+    made = r.create(lambda t: r.ctx.segment(nbytes, notifications=8, group=of, timeout=t), **how)
+    here = made.numpy()  # peers may already write to the rest of it
+    assert not here[:_PAGE].any() and not here[_MINE:].any(), "a new segment is not empty"
+    r.made(name, group, made, adds=0)
 
 
 @step
@@ -68,8 +62,6 @@ def put(
     r: Rank, segment: str, group: str, key: int, shift: int, nbytes: int, lag: Sequence[float]
 ) -> None:
     """Every member writes to another one with a notification, and checks what arrived here."""
-    if not r.inside(group):
-        return
     ranks, here = r.ranks_of[group], r.objects[segment]
     size, mine = len(ranks), r.member(group)
     time.sleep(lag[r.rank])
@@ -91,8 +83,6 @@ def count(
     r: Rank, segment: str, group: str, key: int, shift: int, nbytes: int, lag: Sequence[float]
 ) -> None:
     """Every member writes to all of them; each waits until all of these writes have come."""
-    if not r.inside(group):
-        return
     ranks, here = r.ranks_of[group], r.objects[segment]
     size, mine = len(ranks), r.member(group)
     time.sleep(lag[r.rank])
@@ -114,8 +104,6 @@ def get(
     r: Rank, segment: str, group: str, key: int, shift: int, nbytes: int, lag: Sequence[float]
 ) -> None:
     """Every member reads from another one."""
-    if not r.inside(group):
-        return
     ranks, here = r.ranks_of[group], r.objects[segment]
     peer = (r.member(group) + shift) % len(ranks)
     here.numpy()[_THEIRS : _THEIRS + nbytes] = _bytes(r.member(group), key, nbytes)
@@ -132,8 +120,6 @@ def get(
 @step
 def atomics(r: Rank, segment: str, group: str, lag: Sequence[float], **_: Any) -> None:
     """Every member adds one to a word of the first one."""
-    if not r.inside(group):
-        return
     word, first = r.objects[segment][_WORD : _WORD + 8], r.ranks_of[group][0]
     time.sleep(lag[r.rank])
     r.ctx.atomic_fetch_add(word, first, 1)

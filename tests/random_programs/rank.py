@@ -121,15 +121,13 @@ class Rank:
                 self.at_end.pop()()
 
     def do(self, each: Step) -> None:
-        """Carry one step out."""
+        """Carry one step out, if this rank is a member of its group."""
         given = dict(each.given)
+        if self.rank not in self.ranks_of[given.get("group", "world")]:
+            return
         if each.makes:
             given["name"] = each.makes
         STEPS[each.what](self, **given)
-
-    def inside(self, group: str) -> bool:
-        """Whether this rank is a member."""
-        return self.rank in self.ranks_of[group]
 
     def member(self, group: str) -> int:
         """This rank's place among the members."""
