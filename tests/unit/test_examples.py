@@ -6,10 +6,13 @@ import doctest
 import importlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import forking
 from support.environment import environment
+from support.forking import Zygote
 from support.launcher import run, torchrun
 from support.places import ROOT
 from support.requiring import require_modules
@@ -75,6 +78,13 @@ def test_the_programs_of_the_readme(line: str) -> None:
     assert set(re.findall(r"rank (\d)", done.stdout)) == {"0", "1"}
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    forks = Zygote("numpy", "pgasdl.matrix", "pgasdl.loopback")
+    yield forks
+    forks.close()
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -87,14 +97,12 @@ def test_the_programs_of_the_readme(line: str) -> None:
         ("watched 20", "ended in iteration 19 of 20, stopped: False"),
     ],
 )
-def test_the_cookbook(name: str, told: str) -> None:
+def test_the_cookbook(zygote: Zygote, name: str, told: str) -> None:
     """Short programs that check their own results."""
     name, *arguments = name.split()
     path = ROOT / "apps/cookbook" / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
-    done = run("-n", "3", str(path), *arguments, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert re.search(told, done.stdout)
+    assert re.search(told, forking.run(zygote, 3, path, *arguments, timeout=120))
 
 
 def test_pages_name_programs_and_commands_that_exist() -> None:
