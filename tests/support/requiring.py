@@ -11,7 +11,9 @@ import pytest
 
 def lacking(why: str) -> None:
     """Skip the test, or fail it where CI requires all."""
-    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
+    if os.environ.get("CI") == "true":
+        pytest.fail(why)
+    pytest.skip(why, allow_module_level=True)
 
 
 def require_programs(**packages: str) -> None:
@@ -25,7 +27,10 @@ def require_programs(**packages: str) -> None:
 
 
 def require_modules(*names: str) -> None:
-    """Skip the test where modules of the example programs are missing."""
+    """Skip the test, or a module of tests, where modules of the example programs are missing.
+
+    It imports none: scikit-learn, with SciPy, takes as long as PyTorch.
+    """
     for name in names:
         if importlib.util.find_spec(name) is None:
             lacking(f"no {name}: pip install 'pgasdl[apps]'")

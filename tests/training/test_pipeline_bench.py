@@ -13,13 +13,14 @@ from typing import Any
 import jobs
 import pytest
 from support.places import APPS
+from support.requiring import require_modules
 from tiers import full
 
 from pgasdl import loopback, models
 from pgasdl.input import Batches
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
+require_modules("matplotlib")
 
 # Published totals; AlexNet's is that of Caffe, GoogLeNet's without the classifiers on the side.
 TOTALS = {
@@ -190,8 +191,7 @@ def test_networks(tmp_path: Path, arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("skimage")
-    pytest.importorskip("sklearn")
+    require_modules("skimage", "sklearn")
     from bench.pipeline.pictures import written
 
     folder = tmp_path_factory.mktemp("pictures")

@@ -14,7 +14,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.checkpoint import state_dict as checkpoints  # noqa: E402
 from torch_tools import made_small, same  # noqa: E402
 
 from pgasdl import loopback  # noqa: E402
@@ -144,6 +143,8 @@ def test_a_look_tells_what_one_process_has(kind: str) -> None:
 @kinds
 def test_a_distributed_checkpoint_changes_nothing(kind: str) -> None:
     """Of torch.distributed.checkpoint, which steps an optimizer that has no state yet."""
+    from torch.distributed.checkpoint import state_dict as checkpoints  # takes a second
+
     saved = {}
 
     def each(net: Any, optimizer: Any, step: int) -> None:

@@ -14,12 +14,13 @@ import jobs
 import numpy as np
 import pytest
 from support.places import APPS
+from support.requiring import require_modules
 from tiers import full
 
 from pgasdl import Context, loopback
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+require_modules("sklearn")
 
 KINDS_OF_PLANS = [
     ("gdraa", "average"),

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hosts import Job
 from support.places import APPS
+from support.requiring import require_modules
 
 pytestmark = pytest.mark.full
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+require_modules("torch", "sklearn")
 
 APP = "../apps/train_digits.py"
 SHORT = ["--epochs", "1", "--batch", "120", "--picture", "", "--check-bits", "--save"]
