@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pgasdl import Block, Context, GradientExchange
+from pgasdl import Block, Context, GradientExchange, loopback
 from pgasdl.plans.algorithms.shapes import Binomial
 
 DTYPES = {
@@ -175,6 +175,19 @@ def train(
             )
     if exchange is None:
         own.close()
+
+
+def trained(
+    size: int, cases: Iterable[Case], n_iterations: int, *, skew: float = 0.0, **options: Any
+) -> None:
+    """Train each case on ranks that are threads, as `train` does; ``options``: of the ranks."""
+    wanted = {case: expected(case, size, n_iterations) for case in cases}
+
+    def program(ctx: Context) -> None:
+        for case, results in wanted.items():
+            train(ctx, case, results, skew=skew)
+
+    loopback.run(size, program, **options)
 
 
 def pause(dice: random.Random, skew: float) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exchange_tools import Case, contribution, expected, pause, same_bits, train
+from exchange_tools import Case, contribution, expected, pause, same_bits, train, trained
 from tiers import full
 
 from pgasdl import Context, loopback
@@ -43,27 +43,16 @@ ADVERSARIES: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda a: f"seed{a['seed']}")
 @pytest.mark.parametrize("size", full([3, 2, 5], quick=1))
 def test_adversary(size: int, adversary: dict[str, Any]) -> None:
-    wanted = {case: expected(case, size, 4) for case in CASES}
-
-    def program(ctx: Context) -> None:
-        for case, results in wanted.items():
-            train(ctx, case, results)
-
-    loopback.run(size, program, **adversary)
+    trained(size, CASES, 4, **adversary)
 
 
 @pytest.mark.parametrize("progress", ["turn", "thread"])
 @pytest.mark.parametrize("size", full([2, 4], quick=1))
 def test_lagging_ranks(size: int, progress: str) -> None:
     """Ranks lag by far more than an exchange takes, at any layer of any of 12 iterations."""
-    wanted = {case: expected(case, size, 12) for case in (CASES[1], CASES[4], CASES[5])}
-
-    def program(ctx: Context) -> None:
-        for case, results in wanted.items():
-            train(ctx, case, results, skew=0.003)
-
-    loopback.run(size, program, seed=size, delay=1, reorder=True, late_source=True,
-                 progress=progress)  # fmt: skip
+    cases = CASES[1], CASES[4], CASES[5]
+    adversary = {"seed": size, "delay": 1, "reorder": True, "late_source": True}
+    trained(size, cases, 12, skew=0.003, progress=progress, **adversary)
 
 
 def test_several_exchanges_at_once() -> None:

@@ -9,10 +9,9 @@ from exchange_tools import (
     Case,
     cases,
     contribution,
-    expected,
     reduced,
     same_bits,
-    train,
+    trained,
 )
 from tiers import full
 
@@ -24,57 +23,30 @@ N_ITERATIONS = 3
 @pytest.mark.parametrize("size", full([3, 1, 2, 4, 5], quick=1))
 @pytest.mark.parametrize("plan", REFERENCED)
 def test_all_kinds_and_dtypes(plan: str, size: int) -> None:
-    wanted = {case: expected(case, size, N_ITERATIONS) for case in cases(plan)}
-
-    def program(ctx: Context) -> None:
-        for case, results in wanted.items():
-            train(ctx, case, results)
-
-    loopback.run(size, program)
+    trained(size, cases(plan), N_ITERATIONS)
 
 
 @pytest.mark.parametrize("plan", ["gdraa", "tree"])
 def test_without_mapped_memory(plan: str) -> None:
-    wanted = {case: expected(case, 3, 2) for case in cases(plan)}
-
-    def program(ctx: Context) -> None:
-        for case, results in wanted.items():
-            train(ctx, case, results)
-
-    loopback.run(3, program, mapped=False)
+    trained(3, cases(plan), 2, mapped=False)
 
 
 @pytest.mark.parametrize("root", full([1, 0, 4], quick=1))
 def test_any_root_of_the_tree(root: int) -> None:
-    kinds = [Case("tree", kind, options={"root": root}) for kind in ("average", "update")]
-    wanted = {case: expected(case, 5, 2) for case in kinds}
-
-    def program(ctx: Context) -> None:
-        for case, results in wanted.items():
-            train(ctx, case, results)
-
-    loopback.run(5, program)
+    trained(5, [Case("tree", kind, options={"root": root}) for kind in ("average", "update")], 2)
 
 
 def test_layers_longer_than_a_turn() -> None:
     # A reduction of more than 8 MB is cut into turns, and a staged piece has 256 KB.
     shapes = ((1_100_003,), (70_001,), (3,))
-    wanted = {
-        case: expected(case, 2, 1)
-        for case in (
-            Case("gdraa-direct", "average", shapes=shapes),
-            Case("gdraa", "update", shapes=shapes),
-            Case("gdraa", "average", shapes=shapes, wire="bfloat16"),
-            Case("staged", "average", shapes=shapes),
-            Case("tree", "update", shapes=shapes, bucket_bytes=1 << 20),
-        )
-    }
-
-    def program(ctx: Context) -> None:
-        for case, results in wanted.items():
-            train(ctx, case, results)
-
-    loopback.run(2, program)
+    several = (
+        Case("gdraa-direct", "average", shapes=shapes),
+        Case("gdraa", "update", shapes=shapes),
+        Case("gdraa", "average", shapes=shapes, wire="bfloat16"),
+        Case("staged", "average", shapes=shapes),
+        Case("tree", "update", shapes=shapes, bucket_bytes=1 << 20),
+    )
+    trained(2, several, 1)
 
 
 def test_the_reference_would_notice_another_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backend_tools import BITS, DTYPES, OPERATORS, drawn, expected, options, ranks, reduced, run
+from backend_tools import BITS, DTYPES, OPERATORS, drawn, expected, options, ranks, reduced
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -63,101 +63,90 @@ def test_means_factors_bools_and_complex_numbers(group: Any) -> None:
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bfloat16, torch.bool])
-def test_everything_reaches_whom_it_is_meant_for(dtype: Any, mapped: bool) -> None:
+@ranks(3, "mapped")
+def test_everything_reaches_whom_it_is_meant_for(group: Any, dtype: Any, mapped: bool) -> None:
     size = 3
+    rank = group.rank()
 
-    def program(group: Any) -> None:
-        rank = group.rank()
+    def part(source: int, target: int, count: int) -> Any:
+        return drawn(10 * source + target, count, dtype)
 
-        def part(source: int, target: int, count: int) -> Any:
-            return drawn(10 * source + target, count, dtype)
+    for count in (0, 1, 17, 150_001):
+        mine = part(rank, 0, count)
+        root = count % size
+        sent = mine.clone()
+        group.broadcast([sent], options(c10d.BroadcastOptions, rootRank=root)).wait()
+        assert torch.equal(sent, part(root, 0, count))
 
-        for count in (0, 1, 17, 150_001):
-            mine = part(rank, 0, count)
-            root = count % size
-            sent = mine.clone()
-            group.broadcast([sent], options(c10d.BroadcastOptions, rootRank=root)).wait()
-            assert torch.equal(sent, part(root, 0, count))
+        parts = [torch.empty_like(mine) for _ in range(size)]
+        group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
+        assert all(torch.equal(each, part(r, 0, count)) for r, each in enumerate(parts))
 
-            parts = [torch.empty_like(mine) for _ in range(size)]
-            group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
-            assert all(torch.equal(each, part(r, 0, count)) for r, each in enumerate(parts))
+        whole = torch.empty(size * count, dtype=dtype)
+        group.all_gather_single(whole, mine, options(c10d.AllgatherOptions)).wait()
+        assert torch.equal(whole, torch.cat(parts))
 
-            whole = torch.empty(size * count, dtype=dtype)
-            group.all_gather_single(whole, mine, options(c10d.AllgatherOptions)).wait()
-            assert torch.equal(whole, torch.cat(parts))
+        parts = [torch.empty_like(mine) for _ in range(size)] if rank == root else []
+        how = options(c10d.GatherOptions, rootRank=root)
+        group.gather([parts] if parts else [], [mine], how).wait()
+        assert all(torch.equal(each, part(r, 0, count)) for r, each in enumerate(parts))
 
-            parts = [torch.empty_like(mine) for _ in range(size)] if rank == root else []
-            how = options(c10d.GatherOptions, rootRank=root)
-            group.gather([parts] if parts else [], [mine], how).wait()
-            assert all(torch.equal(each, part(r, 0, count)) for r, each in enumerate(parts))
+        given = [[part(root, r, count) for r in range(size)]] if rank == root else []
+        got = torch.empty_like(mine)
+        group.scatter([got], given, options(c10d.ScatterOptions, rootRank=root)).wait()
+        assert torch.equal(got, part(root, rank, count))
 
-            given = [[part(root, r, count) for r in range(size)]] if rank == root else []
-            got = torch.empty_like(mine)
-            group.scatter([got], given, options(c10d.ScatterOptions, rootRank=root)).wait()
-            assert torch.equal(got, part(root, rank, count))
-
-            parts = [torch.empty_like(mine) for _ in range(size)]
-            given = [part(rank, r, count) for r in range(size)]
-            group.alltoall(parts, given, options(c10d.AllToAllOptions)).wait()
-            assert all(torch.equal(each, part(r, rank, count)) for r, each in enumerate(parts))
-        group.barrier(options(c10d.BarrierOptions)).wait()
-
-    run(size, program, mapped=mapped)
+        parts = [torch.empty_like(mine) for _ in range(size)]
+        given = [part(rank, r, count) for r in range(size)]
+        group.alltoall(parts, given, options(c10d.AllToAllOptions)).wait()
+        assert all(torch.equal(each, part(r, rank, count)) for r, each in enumerate(parts))
+    group.barrier(options(c10d.BarrierOptions)).wait()
 
 
-def test_reductions_of_parts() -> None:
+@ranks(3)
+def test_reductions_of_parts(group: Any) -> None:
     size = 3
-
-    def program(group: Any) -> None:
-        rank = group.rank()
-        for dtype in (torch.float32, torch.int16):
-            for op in ("SUM", "MAX"):
-                parts = [[drawn(r + 5 * t, 1000, dtype) for t in range(size)] for r in range(size)]
-                how = options(c10d.ReduceScatterOptions, reduceOp=getattr(ReduceOp, op))
-                right = expected(op, [each[rank] for each in parts])
-                out = torch.empty(1000, dtype=dtype)
-                group.reduce_scatter([out], [parts[rank]], how).wait()
-                assert torch.equal(out, right)
-                group.reduce_scatter_single(out.zero_(), torch.cat(parts[rank]), how).wait()
-                assert torch.equal(out, right)
-                mine = parts[rank][0].clone()
-                how = options(c10d.ReduceOptions, reduceOp=getattr(ReduceOp, op), rootRank=1)
-                group.reduce([mine], how).wait()
-                others = parts[rank][0]  # keep what they had
-                right = expected(op, [each[0] for each in parts]) if rank == 1 else others
-                assert torch.equal(mine, right)
-
-    run(size, program)
+    rank = group.rank()
+    for dtype in (torch.float32, torch.int16):
+        for op in ("SUM", "MAX"):
+            parts = [[drawn(r + 5 * t, 1000, dtype) for t in range(size)] for r in range(size)]
+            how = options(c10d.ReduceScatterOptions, reduceOp=getattr(ReduceOp, op))
+            right = expected(op, [each[rank] for each in parts])
+            out = torch.empty(1000, dtype=dtype)
+            group.reduce_scatter([out], [parts[rank]], how).wait()
+            assert torch.equal(out, right)
+            group.reduce_scatter_single(out.zero_(), torch.cat(parts[rank]), how).wait()
+            assert torch.equal(out, right)
+            mine = parts[rank][0].clone()
+            how = options(c10d.ReduceOptions, reduceOp=getattr(ReduceOp, op), rootRank=1)
+            group.reduce([mine], how).wait()
+            others = parts[rank][0]  # keep what they had
+            right = expected(op, [each[0] for each in parts]) if rank == 1 else others
+            assert torch.equal(mine, right)
 
 
-def test_what_is_long_is_reduced_in_pieces() -> None:
+@ranks(3)
+def test_what_is_long_is_reduced_in_pieces(group: Any) -> None:
     """Tensors of several pieces and an uneven rest, in no memory that is longer than one."""
     size, counts = 3, (900_000, 1, 2_500_001)
-
-    def program(group: Any) -> None:
-        rank, count = group.rank(), counts[-1]
-        parts = [drawn(r, count, torch.int8) for r in range(size)]
-        given = [
-            [drawn(r + 5 * t, counts[t], torch.int8) for t in range(size)] for r in range(size)
-        ]
-        mine, at_root = parts[rank].clone(), parts[rank].clone()
-        out = torch.empty(counts[rank], dtype=torch.int8)
-        half = torch.full((count,), 2.0 * rank)
-        with Allocations() as made:
-            group.allreduce([mine], reduced(ReduceOp.SUM)).wait()
-            how = options(c10d.ReduceOptions, reduceOp=ReduceOp.MAX, rootRank=1)
-            group.reduce([at_root], how).wait()
-            how = options(c10d.ReduceScatterOptions, reduceOp=ReduceOp.SUM)
-            group.reduce_scatter([out], [given[rank]], how).wait()
-            group.allreduce([half], reduced(dist._make_nccl_premul_sum(0.5))).wait()
-        assert made.longest < 3 << 19
-        assert torch.equal(mine, expected("SUM", parts))
-        assert torch.equal(at_root, expected("MAX", parts) if rank == 1 else parts[rank])
-        assert torch.equal(out, expected("SUM", [each[rank] for each in given]))
-        assert (half == 3).all()
-
-    run(size, program)
+    rank, count = group.rank(), counts[-1]
+    parts = [drawn(r, count, torch.int8) for r in range(size)]
+    given = [[drawn(r + 5 * t, counts[t], torch.int8) for t in range(size)] for r in range(size)]
+    mine, at_root = parts[rank].clone(), parts[rank].clone()
+    out = torch.empty(counts[rank], dtype=torch.int8)
+    half = torch.full((count,), 2.0 * rank)
+    with Allocations() as made:
+        group.allreduce([mine], reduced(ReduceOp.SUM)).wait()
+        how = options(c10d.ReduceOptions, reduceOp=ReduceOp.MAX, rootRank=1)
+        group.reduce([at_root], how).wait()
+        how = options(c10d.ReduceScatterOptions, reduceOp=ReduceOp.SUM)
+        group.reduce_scatter([out], [given[rank]], how).wait()
+        group.allreduce([half], reduced(dist._make_nccl_premul_sum(0.5))).wait()
+    assert made.longest < 3 << 19
+    assert torch.equal(mine, expected("SUM", parts))
+    assert torch.equal(at_root, expected("MAX", parts) if rank == 1 else parts[rank])
+    assert torch.equal(out, expected("SUM", [each[rank] for each in given]))
+    assert (half == 3).all()
 
 
 class Allocations(TorchDispatchMode):
@@ -175,29 +164,26 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-def test_rows_of_unequal_numbers_go_to_all() -> None:
+@ranks(3)
+def test_rows_of_unequal_numbers_go_to_all(group: Any) -> None:
     size = 3
-
-    def program(group: Any) -> None:
-        rank = group.rank()
-        outgoing = [r + 1 for r in range(size)]
-        incoming = [rank + 1] * size
-        rows = torch.arange(sum(outgoing) * 2.0).reshape(-1, 2) + 100 * rank
-        out = torch.empty(sum(incoming), 2)
-        how = options(c10d.AllToAllOptions)
-        group.all_to_all_single(out, rows, incoming, outgoing, how).wait()
-        first = sum(outgoing[:rank])
-        right = [
-            (torch.arange(sum(outgoing) * 2.0).reshape(-1, 2) + 100 * r)[first : first + rank + 1]
-            for r in range(size)
-        ]
-        assert torch.equal(out, torch.cat(right))
-        with pytest.raises(ValueError, match="4 rows cannot be split equally between 3 ranks"):
-            group.all_to_all_single(torch.empty(4), torch.empty(4), [], [], how)
-        with pytest.raises(ValueError, match="one for each of 3 ranks, 4 in all"):
-            group.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1, 1], [2, 1, 1], how)
-
-    run(size, program)
+    rank = group.rank()
+    outgoing = [r + 1 for r in range(size)]
+    incoming = [rank + 1] * size
+    rows = torch.arange(sum(outgoing) * 2.0).reshape(-1, 2) + 100 * rank
+    out = torch.empty(sum(incoming), 2)
+    how = options(c10d.AllToAllOptions)
+    group.all_to_all_single(out, rows, incoming, outgoing, how).wait()
+    first = sum(outgoing[:rank])
+    right = [
+        (torch.arange(sum(outgoing) * 2.0).reshape(-1, 2) + 100 * r)[first : first + rank + 1]
+        for r in range(size)
+    ]
+    assert torch.equal(out, torch.cat(right))
+    with pytest.raises(ValueError, match="4 rows cannot be split equally between 3 ranks"):
+        group.all_to_all_single(torch.empty(4), torch.empty(4), [], [], how)
+    with pytest.raises(ValueError, match="one for each of 3 ranks, 4 in all"):
+        group.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1, 1], [2, 1, 1], how)
 
 
 @ranks(2)

@@ -25,6 +25,25 @@ from pgasdl.torch.backend.group import ProcessGroup  # noqa: E402
 from pgasdl.torch.backend.meet import SharedContext  # noqa: E402
 
 
+def run_unequal(program: Callable[[Any], Any]) -> list[Any]:
+    """As ``run``; ranks meet at the end without a collective."""
+    met = threading.Barrier(2)
+
+    def rank(ctx: Any) -> Any:
+        shared = SharedContext(ctx, range(2), ours=False)
+        group = ProcessGroup(shared, range(2), ctx.rank, timedelta(seconds=3))
+        try:
+            return program(group)
+        finally:
+            met.wait(PATIENCE)  # who leaves first ends the other's wait in another way
+            group.shutdown()
+
+    return loopback.run(2, rank)
+
+
+unequal = on_ranks(2, run=lambda _, program: run_unequal(program))
+
+
 def test_ranks_in_different_collectives_are_told() -> None:
     def program(group: Any) -> str:
         t = torch.ones(4)
@@ -45,20 +64,17 @@ def test_ranks_in_different_collectives_are_told() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_ranks_of_which_one_reduces_and_one_does_not_are_told(first: bool) -> None:
+@unequal
+def test_ranks_of_which_one_reduces_and_one_does_not_are_told(group: Any, first: bool) -> None:
     """At once, also in the first call, which makes the group's memory."""
-
-    def program(group: Any) -> None:
-        t = torch.ones(4)
-        if not first:
+    t = torch.ones(4)
+    if not first:
+        group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+    with pytest.raises(dist.DistBackendError, match="different collective"):
+        if group.rank() == 0:
             group.allreduce([t], reduced(ReduceOp.SUM)).wait()
-        with pytest.raises(dist.DistBackendError, match="different collective"):
-            if group.rank() == 0:
-                group.allreduce([t], reduced(ReduceOp.SUM)).wait()
-            else:
-                group.broadcast([t], options(c10d.BroadcastOptions, rootRank=1)).wait()
-
-    run_unequal(program)
+        else:
+            group.broadcast([t], options(c10d.BroadcastOptions, rootRank=1)).wait()
 
 
 @pytest.mark.parametrize("count", [4, 1 << 20, 3 << 20])
@@ -73,22 +89,6 @@ def test_ranks_that_reduce_different_lengths_are_told(count: int) -> None:
 
     for rank, told in enumerate(run_unequal(program)):
         assert f"all_reduce of {count << rank} bytes: " in told
-
-
-def run_unequal(program: Callable[[Any], Any]) -> list[Any]:
-    """As ``run``; ranks meet at the end without a collective."""
-    met = threading.Barrier(2)
-
-    def rank(ctx: Any) -> Any:
-        shared = SharedContext(ctx, range(2), ours=False)
-        group = ProcessGroup(shared, range(2), ctx.rank, timedelta(seconds=3))
-        try:
-            return program(group)
-        finally:
-            met.wait(PATIENCE)  # who leaves first ends the other's wait in another way
-            group.shutdown()
-
-    return loopback.run(2, rank)
 
 
 @ranks(2)
@@ -189,66 +189,59 @@ def test_views_and_tensors_of_inference_mode_are_taken(group: Any) -> None:
     assert (rows == 2).all()
 
 
-def test_every_wait_has_a_deadline() -> None:
-    def program(group: Any) -> None:
-        if group.rank() == 0:
-            work = group.recv([torch.empty(3)], 1)
-            with pytest.raises(dist.DistBackendError, match=r"Timed out .* 0 of 12 bytes"):
-                work.wait(timedelta(milliseconds=50))
-            how = reduced(ReduceOp.MAX)
-            how.timeout = timedelta(milliseconds=50)
-            with pytest.raises(dist.DistBackendError, match="Timed out"):
-                group.allreduce([torch.ones(2)], how).wait()
-            with pytest.raises(dist.DistBackendError, match="Timed out"):  # half done, maybe
-                group.allreduce([torch.ones(2)], how).wait()
-
-    run_unequal(program)
+@unequal
+def test_every_wait_has_a_deadline(group: Any) -> None:
+    if group.rank() == 0:
+        work = group.recv([torch.empty(3)], 1)
+        with pytest.raises(dist.DistBackendError, match=r"Timed out .* 0 of 12 bytes"):
+            work.wait(timedelta(milliseconds=50))
+        how = reduced(ReduceOp.MAX)
+        how.timeout = timedelta(milliseconds=50)
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            group.allreduce([torch.ones(2)], how).wait()
+        with pytest.raises(dist.DistBackendError, match="Timed out"):  # half done, maybe
+            group.allreduce([torch.ones(2)], how).wait()
 
 
-def test_futures_of_what_failed_fail_for_python_and_for_cpp() -> None:
+@unequal
+def test_futures_of_what_failed_fail_for_python_and_for_cpp(group: Any) -> None:
     """C++ waits for all of several futures."""
-
-    def program(group: Any) -> None:
-        if group.rank() == 0:
-            group._start_coalescing(torch.device("cpu"))
-            begun = group.allreduce([torch.ones(3)], c10d.AllreduceOptions())
-            received = group.recv([torch.ones(3)], 1)
-            works = [begun, received, group._end_coalescing(torch.device("cpu"))]
-            futures = [work.get_future() for work in works]
-            group.abort()
-            works.append(group.barrier(c10d.BarrierOptions()))
-            for future in (*futures, works[-1].get_future()):
-                for waits in (future, torch.futures.collect_all([future])):
-                    with pytest.raises(RuntimeError, match=r"DistBackendError: .*was aborted"):
-                        waits.wait()
-                then = future.then(lambda done: done.value())
+    if group.rank() == 0:
+        group._start_coalescing(torch.device("cpu"))
+        begun = group.allreduce([torch.ones(3)], c10d.AllreduceOptions())
+        received = group.recv([torch.ones(3)], 1)
+        works = [begun, received, group._end_coalescing(torch.device("cpu"))]
+        futures = [work.get_future() for work in works]
+        group.abort()
+        works.append(group.barrier(c10d.BarrierOptions()))
+        for future in (*futures, works[-1].get_future()):
+            for waits in (future, torch.futures.collect_all([future])):
                 with pytest.raises(RuntimeError, match=r"DistBackendError: .*was aborted"):
-                    then.wait()
-
-    run_unequal(program)
+                    waits.wait()
+            then = future.then(lambda done: done.value())
+            with pytest.raises(RuntimeError, match=r"DistBackendError: .*was aborted"):
+                then.wait()
 
 
 @pytest.mark.parametrize("how", ["abort", "shutdown"])
-def test_an_end_ends_what_is_under_way(how: str) -> None:
-    def program(group: Any) -> None:
-        if group.rank() == 0:
-            works = [
-                group.allreduce([torch.ones(3)], c10d.AllreduceOptions()),
-                group.barrier(c10d.BarrierOptions()),
-                group.recv([torch.ones(3)], 1),
-            ]
-            time.sleep(0.05)
-            getattr(group, how)()
-            for work in works:
-                with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
-                    work.wait(timedelta(seconds=5))
-            for again in (options(c10d.BarrierOptions), c10d.BarrierOptions()):
-                with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
-                    group.barrier(again).wait(timedelta(seconds=5))
+@unequal
+def test_an_end_ends_what_is_under_way(group: Any, how: str) -> None:
+    if group.rank() == 0:
+        works = [
+            group.allreduce([torch.ones(3)], c10d.AllreduceOptions()),
+            group.barrier(c10d.BarrierOptions()),
+            group.recv([torch.ones(3)], 1),
+        ]
+        time.sleep(0.05)
+        getattr(group, how)()
+        for work in works:
             with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
-                group.send([torch.ones(3)], 1).wait()
-
-    run_unequal(program)
+                work.wait(timedelta(seconds=5))
+        for again in (options(c10d.BarrierOptions), c10d.BarrierOptions()):
+            with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
+                group.barrier(again).wait(timedelta(seconds=5))
+        with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
+            group.send([torch.ones(3)], 1).wait()
 
 
 def test_no_thread_is_left() -> None:

@@ -25,59 +25,52 @@ NIC = {"mapped": False, "seed": 7, "delay": 20, "late_source": True, "completion
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_messages_in_a_ring_and_to_oneself(mapped: bool) -> None:
+@ranks(3, "mapped")
+def test_messages_in_a_ring_and_to_oneself(group: Any, mapped: bool) -> None:
     size = 3
-
-    def program(group: Any) -> None:
-        rank = group.rank()
-        right, left = (rank + 1) % size, (rank - 1) % size
-        for count in (0, 1, 3, 700_001):
-            out = torch.arange(float(count)) + rank
-            into = torch.empty(count)
-            works = [group.send([out], right), group.recv([into], left)]
-            for work in works:
-                work.wait()
-            assert torch.equal(into, torch.arange(float(count)) + left)
-        own = torch.zeros(4)
-        work = group.recv([own], rank, 9)
-        group.send([torch.ones(4)], rank, 9).wait()
-        work.wait()
-        assert own.sum() == 4
-
-    run(size, program, mapped=mapped)
+    rank = group.rank()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (0, 1, 3, 700_001):
+        out = torch.arange(float(count)) + rank
+        into = torch.empty(count)
+        works = [group.send([out], right), group.recv([into], left)]
+        for work in works:
+            work.wait()
+        assert torch.equal(into, torch.arange(float(count)) + left)
+    own = torch.zeros(4)
+    work = group.recv([own], rank, 9)
+    group.send([torch.ones(4)], rank, 9).wait()
+    work.wait()
+    assert own.sum() == 4
 
 
-def test_tags_choose_and_anybody_may_send() -> None:
-    size = 3
+@ranks(3)
+def test_tags_choose_and_anybody_may_send(group: Any) -> None:
     count = 400_000  # more than fits into the slots
-
-    def program(group: Any) -> None:
-        rank = group.rank()
-        if rank == 0:
-            for tag in (3, 2, 1):  # came in the order 1, 2, 3
-                into = torch.empty(count)
-                group.recv([into], 1, tag).wait()
-                assert (into == tag).all()
-            seen = set()
-            for _ in range(2):
-                into = torch.empty(2)
-                work = group.recv_anysource([into], 7)
+    rank = group.rank()
+    if rank == 0:
+        for tag in (3, 2, 1):  # came in the order 1, 2, 3
+            into = torch.empty(count)
+            group.recv([into], 1, tag).wait()
+            assert (into == tag).all()
+        seen = set()
+        for _ in range(2):
+            into = torch.empty(2)
+            work = group.recv_anysource([into], 7)
+            work.wait()
+            assert (into == work._source_rank()).all()
+            seen.add(work._source_rank())
+        assert seen == {1, 2}
+    else:
+        if rank == 1:
+            sent = [group.send([torch.full((count,), float(t))], 0, t) for t in (1, 2, 3)]
+            for work in sent:
                 work.wait()
-                assert (into == work._source_rank()).all()
-                seen.add(work._source_rank())
-            assert seen == {1, 2}
-        else:
-            if rank == 1:
-                sent = [group.send([torch.full((count,), float(t))], 0, t) for t in (1, 2, 3)]
-                for work in sent:
-                    work.wait()
-            group.send([torch.full((2,), float(rank))], 0, 7).wait()
-        with pytest.raises(ValueError, match="contiguous"):
-            group.send([torch.ones(4, 4).t()[:2]], 0)
-        with pytest.raises(ValueError, match="ranks 0 to 2"):
-            group.send([torch.ones(4)], 3)
-
-    run(size, program)
+        group.send([torch.full((2,), float(rank))], 0, 7).wait()
+    with pytest.raises(ValueError, match="contiguous"):
+        group.send([torch.ones(4, 4).t()[:2]], 0)
+    with pytest.raises(ValueError, match="ranks 0 to 2"):
+        group.send([torch.ones(4)], 3)
 
 
 @ranks(2)
