@@ -41,7 +41,8 @@ def _chosen(key: Any) -> bool:
     keys = key if isinstance(key, tuple) else (key,)
 
     def usual(each: Any) -> bool:
-        number = hasattr(each, "__index__") and not isinstance(each, bool | np.bool_)
+        truth = isinstance(each, bool) or getattr(each, "dtype", None) == np.bool_
+        number = hasattr(each, "__index__") and not truth
         return isinstance(each, slice) or each is Ellipsis or (number and np.ndim(each) == 0)
 
     return not all(map(usual, keys)) or sum(each is Ellipsis for each in keys) > 1

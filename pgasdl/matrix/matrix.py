@@ -149,7 +149,14 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
             raise ValueError(f"device {device!r}: matrices lie in memory of the host, 'cpu'")
         return self
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: Any = None,
+    ) -> Any:
         """Give another library this rank's block, in place. After a write all call `changed`.
 
         Raises
@@ -163,7 +170,9 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
                 f"this rank has {len(mine)} blocks of {self}: give blocks() one by one"
             )
         block = mine[0] if self.ndim == 2 else mine[0][:, 0]
-        return block.__dlpack__(**options)
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        given = {name: each for name, each in options.items() if each is not None}
+        return block.__dlpack__(stream=stream, **given)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return np.empty(0).__dlpack_device__()

@@ -6,8 +6,11 @@ name: NumPy's function of ``numpy.asarray(a)`` does that.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -54,17 +57,25 @@ def _isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def _dtype_of(value: Any) -> Any:
-    return value.dtype if isinstance(value, DistributedArray) else value
+    return value.dtype if isinstance(value, DistributedArray | np.ndarray | np.generic) else value
 
 
 def _vecdot(x1: Any, x2: Any, *, axis: int = -1) -> Any:
+    if x1.shape[axis:][:1] != x2.shape[axis:][:1]:
+        raise LayoutError(f"shapes {x1.shape} and {x2.shape} differ along axis {axis}")
     product = x1 * x2
     return product.sum(axis, dtype=product.dtype)
 
 
-def _broadcast_to(x: Any, shape: Any) -> Any:
-    like = making.empty(x.space.group, shape, dtype=x.dtype)
+def _broadcast_to(x: Any, shape: Any, model: Any = None) -> Any:
+    like = making.empty((x if model is None else model).space.group, shape, dtype=x.dtype)
     return elementwise.apply(lambda given: given, (x,), (like,))
+
+
+def _broadcast_arrays(*arrays: Any) -> list[Any]:
+    model = next(each for each in arrays if isinstance(each, DistributedArray))
+    shape = np.broadcast_shapes(*(each.shape for each in arrays))
+    return [_broadcast_to(each, shape, model) for each in arrays]
 
 
 def _vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
@@ -108,9 +119,24 @@ LINALG: dict[str, Callable[..., Any]] = {
     "vecdot": _vecdot,
     "vector_norm": _vector_norm,
 }
+
+
+def _full_like(
+    x: Any, fill_value: Any, *, dtype: Any = None, device: str | None = None
+) -> DistributedArray:
+    made: DistributedArray = functions.DISTRIBUTED[np.full_like](
+        x.to_device(device), fill_value, dtype
+    )
+    return made
+
+
+def _filled(value: int) -> Callable[..., Any]:
+    return lambda x, *, dtype=None, device=None: _full_like(x, value, dtype=dtype, device=device)
+
+
 _OF_NUMPY = """
-all any argmax argmin clip count_nonzero empty_like expand_dims full_like max mean min ones_like
-prod squeeze std sum take tril triu var where zeros_like
+all any argmax argmin count_nonzero expand_dims max mean min prod squeeze std sum take tril triu var
+where
 """
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: functions.DISTRIBUTED[getattr(np, name)] for name in _OF_NUMPY.split()},
@@ -118,13 +144,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "astype": lambda x, dtype, *, copy=True, device=None: (
         x.to_device(device).astype(dtype) if copy or x.dtype != dtype else x
     ),
-    "broadcast_arrays": lambda *arrays: [
-        _broadcast_to(each, np.broadcast_shapes(*(x.shape for x in arrays))) for each in arrays
-    ],
+    "broadcast_arrays": _broadcast_arrays,
     "broadcast_to": _broadcast_to,
+    "clip": lambda x, min=None, max=None: functions.DISTRIBUTED[np.clip](x, min, max),
     "concat": functions.DISTRIBUTED[np.concatenate],
+    "empty_like": _filled(0),
+    "full_like": _full_like,
+    "ones_like": _filled(1),
     "permute_dims": _permute_dims,
     "round": lambda x: x.copy() if x.dtype.kind in "iub" else np.rint(x),
+    "zeros_like": _filled(0),
 }
 
 
@@ -151,8 +180,16 @@ def _function(group: str, table: dict[str, Callable[..., Any]], name: str) -> An
         instead = f": use {where}.{name}(numpy.asarray(x)), on every rank" if known else ""
         raise AttributeError(f"matrices in blocks on ranks have no {name}{instead}")
 
+    @wraps(table[name])
     def function(*inputs: Any, **options: Any) -> Any:
-        return call(group, name, inputs, options)
+        given = [*inputs, *options.values()]
+        given += [each for some in given if isinstance(some, list | tuple) for each in some]
+        if any(isinstance(each, DistributedArray) for each in given):
+            return call(group, name, inputs, options)
+        # Numbers, and what every rank has, are NumPy's.
+        arrays = (np.asarray(each) if isinstance(each, np.generic) else each for each in inputs)
+        found = getattr(np.linalg if group == "linalg" else np, name)(*arrays, **options)
+        return [*found] if isinstance(found, tuple) else found
 
     function.__name__ = function.__qualname__ = name
     return function
@@ -173,15 +210,31 @@ class Info:
         """Return all devices."""
         return ["cpu"]
 
-    def default_dtypes(self, **device: Any) -> dict[str, Any]:
+    def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
         """Return what functions make that are given no dtype."""
         real, whole = Namespace.float32, Namespace.int64
         return {"real floating": real, "integral": whole, "indexing": whole}
 
-    def dtypes(self, *, kind: Any = None, **device: Any) -> dict[str, Any]:
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, Any]:
         """Return the dtypes of a kind, by their names."""
         there = {name: getattr(Namespace, name) for name in _DTYPES}
         return {n: dtype for n, dtype in there.items() if kind is None or _isdtype(dtype, kind)}
+
+
+def _how(
+    usual: Any = None, *, dtype: Any = None, device: str | None = None, layout: Any = "rows"
+) -> tuple[Any, Any]:
+    """Return the layout and dtype of one that is made."""
+    _require_cpu(device)
+    return layout, usual if dtype is None else dtype
+
+
+def _maker(function: Any) -> Any:
+    """Name the options of :func:`_how` in the signature of a function that passes them on."""
+    own, more = (inspect.signature(each).parameters for each in (function, _how))
+    named = [each for name, each in (own | more).items() if name not in ("how", "usual")]
+    function.__signature__ = inspect.Signature(named)
+    return function
 
 
 _DTYPES = ("bool", "int32", "int64", "float32", "float64")
@@ -194,13 +247,13 @@ class Namespace:
     everywhere in this package.
     """
 
+    __name__, __array_api_version__ = "pgasdl.matrix", VERSION
     e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
     bool = np.dtype(np.bool_)
     int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
     float32, float64 = np.dtype(np.float32), np.dtype(np.float64)
     linalg = _Linalg()
     isdtype = staticmethod(_isdtype)
-    iinfo = staticmethod(np.iinfo)
 
     def __init__(self, space: Space) -> None:
         self._group = space.group
@@ -217,7 +270,14 @@ class Namespace:
 
     def finfo(self, dtype: Any) -> Any:
         """Return the limits of floating point numbers."""
-        return ml_dtypes.finfo(_dtype_of(dtype))  # type: ignore[no-untyped-call]
+        about: Any = ml_dtypes.finfo(_dtype_of(dtype))  # type: ignore[no-untyped-call]
+        names = ("eps", "max", "min", "smallest_normal")
+        limits = {name: float(getattr(about, name)) for name in names}
+        return SimpleNamespace(bits=about.bits, dtype=about.dtype, **limits)
+
+    def iinfo(self, dtype: Any) -> Any:
+        """Return the limits of integers."""
+        return np.iinfo(_dtype_of(dtype))
 
     def result_type(self, *values: Any) -> np.dtype[Any]:
         """Return the dtype of a result of arrays, dtypes and numbers."""
@@ -227,44 +287,55 @@ class Namespace:
         """Return whether nothing is lost, by the rules of dtypes."""
         return np.can_cast(_dtype_of(given), to)
 
+    @_maker
     def asarray(self, values: Any, *, copy: Any = None, **how: Any) -> Any:
         """Make one of what every rank has, or return one, of another dtype if that is asked for."""
         layout, dtype = _how(**how)
         distributed = isinstance(values, DistributedArray)
-        if distributed and not copy and dtype in (None, values.dtype):
-            return values
+        given = values if distributed else np.asarray(values)
+        usual = given.dtype == np.float64 and not hasattr(values, "dtype")  # Python's numbers
+        dtype = as_numpy_dtype(dtype or (np.float32 if usual else given.dtype))
+        stays = distributed or given.ndim == 0
+        if stays and not copy and dtype == given.dtype:
+            return given
         if copy is False:
             raise ValueError("what is spread over ranks, or gets another dtype, is copied")
-        if distributed:
-            return values.astype(dtype or values.dtype)
-        given = np.asarray(values)
-        usual = given.dtype == np.float64 and not hasattr(values, "dtype")  # Python's numbers
-        return making.array(self._group, given, layout, dtype or (np.float32 if usual else None))
+        return given.astype(dtype) if stays else making.array(self._group, given, layout, dtype)
 
+    @_maker
     def full(self, shape: Any, fill_value: Any, **how: Any) -> Any:
-        """Make one of equal elements."""
+        """Make one of equal elements; an array of NumPy if there are no dimensions."""
         kinds: dict[Any, Any] = {float: self.float32, int: self.int64}
         layout, dtype = _how(**how)
         dtype = dtype or kinds.get(type(fill_value)) or np.asarray(fill_value).dtype
+        if shape == ():
+            return np.full((), fill_value, as_numpy_dtype(dtype))
         return making.full(self._group, shape, fill_value, layout, dtype)
 
+    @_maker
     def zeros(self, shape: Any, **how: Any) -> Any:
         """Make one of zeros."""
-        return making.zeros(self._group, shape, *_how(np.float32, **how))
+        return self.full(shape, 0.0, **how)
 
+    @_maker
     def ones(self, shape: Any, **how: Any) -> Any:
         """Make one of ones."""
-        return making.full(self._group, shape, 1, *_how(np.float32, **how))
+        return self.full(shape, 1.0, **how)
 
+    @_maker
     def empty(self, shape: Any, **how: Any) -> Any:
         """Make one whose elements are not set."""
+        if shape == ():
+            return self.zeros(shape, **how)
         return making.empty(self._group, shape, *_how(np.float32, **how))
 
+    @_maker
     def eye(self, n_rows: int, n_cols: int | None = None, *, k: int = 0, **how: Any) -> Any:
         """Make a matrix of ones on a diagonal, and zeros."""
         layout, dtype = _how(np.float32, **how)
         return making.eye(self._group, n_rows, n_cols, k=k, layout=layout, dtype=dtype)
 
+    @_maker
     def arange(self, start: float, stop: Any = None, step: float = 1, **how: Any) -> Any:
         """Make a vector of numbers at equal distances, as ``numpy.arange``."""
         limits: Any = (0, start, step) if stop is None else (start, stop, step)
@@ -273,6 +344,7 @@ class Namespace:
         usual = dtype is None and found.dtype == np.float64
         return making.array(self._group, found, layout, np.float32 if usual else dtype)
 
+    @_maker
     def linspace(
         self, start: float, stop: float, num: int, *, endpoint: Any = True, **how: Any
     ) -> Any:
@@ -280,14 +352,6 @@ class Namespace:
         layout, dtype = _how(np.float32, **how)
         found = np.linspace(start, stop, num, endpoint, dtype=dtype)
         return making.array(self._group, found, layout, dtype)
-
-
-def _how(
-    usual: Any = None, *, dtype: Any = None, device: str | None = None, layout: Any = "rows"
-) -> tuple[Any, Any]:
-    """Return the layout and dtype of one that is made."""
-    _require_cpu(device)
-    return layout, usual if dtype is None else dtype
 
 
 def _require_cpu(device: str | None) -> None:

