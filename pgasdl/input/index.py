@@ -20,7 +20,7 @@ from pgasdl.input.threads import at_once
 
 
 class Index:
-    """The records of a data set; a process that reads tars alone begins with the first ones.
+    """The records of a data set; of tars ranks begin with the first ones, each by itself.
 
     With a group a collective. Threads may share it.
 
@@ -39,12 +39,17 @@ class Index:
         self._first_records: FirstRecords | None = None
         self._lock, self._process = threading.Lock(), os.getpid()
         self.known: Format | None = None
-        if members.group is not None or self._format is not Tar:
-            self.known = self._format(files, self._tables(memory))
-        elif kept := levels.index(self._number):
-            self.known = Tar(files, unpacked([kept], len(files)))
-        elif self._first().tables is not None:
-            self.known = self.all
+        # All ranks know as much of it: who begins with the first records, they agree.
+        kept = members.from_first(
+            f"input index, {memory} bytes", lambda: levels.index(self._number)
+        )
+        if kept:
+            self._know(unpacked([kept], len(files)))
+        elif self._format is not Tar:
+            self._know(self._scanned_together(), keep=True)
+        else:
+            members.from_all("input begins", self._begin)
+        self._apart = self.known is None and members.group is not None
 
     @property
     def all(self) -> Format:
@@ -53,10 +58,18 @@ class Index:
             first = self._first()
             with self._lock:
                 if self.known is None:
-                    tables = first.tables or self._scanned(range(len(self._files)))
-                    self._levels.keep_index(self._number, packed(dict(enumerate(tables))))
-                    self.known = self._format(self._files, tables)
+                    self._know(first.tables or self._scanned(range(len(self._files))), keep=True)
+        assert self.known is not None
         return self.known
+
+    def together(self) -> None:
+        """Read the headers of all, each rank those of a part of the files. Collective."""
+        if self._apart:
+            tables = self._scanned_together()
+            with self._lock:
+                if self.known is None:
+                    self._know(tables, keep=True)
+            self._apart = False
 
     def having(self, count: int) -> Format:
         """Return so many records, or more; or all, if there are fewer."""
@@ -71,6 +84,12 @@ class Index:
             self._blocks = begins // BLOCK, (begins + np.maximum(nbytes, 1) - 1) // BLOCK
         return self._blocks
 
+    def _begin(self) -> bytes:
+        """Look at the first records; they may be all."""
+        if self._first().tables is not None:
+            self.known = self.all
+        return b""
+
     def _first(self) -> FirstRecords:
         """Return the first records of tars."""
         if self._first_records is None or os.getpid() != self._process:
@@ -84,23 +103,23 @@ class Index:
         files, read = self._files, self._levels.read
         return at_once(lambda number: self._format.scan(files, number, read), numbers)
 
-    def _tables(self, memory: int) -> list[Table]:
+    def _scanned_together(self) -> list[Table]:
         """Return the tables of all files; each rank reads a part of the files."""
-        members, levels, number = self._members, self._levels, self._number
-        kept = members.from_first(f"input index, {memory} bytes", lambda: levels.index(number))
-        if kept:
-            return unpacked([kept], len(self._files))
+        members = self._members
+        mine = range(members.rank, len(self._files), members.size)
 
         def scan() -> bytes:
-            mine = range(members.rank, len(self._files), members.size)
             return packed(dict(zip(mine, self._scanned(mine), strict=True)))
 
         # Others may still read: a second for each MB is more than any storage needs.
         blobs = members.from_all("input tables", scan, self._files.nbytes / 1e6)
-        tables = unpacked(blobs, len(self._files))
-        if members.rank == 0:
-            levels.keep_index(number, packed(dict(enumerate(tables))))
-        return tables
+        return unpacked(blobs, len(self._files))
+
+    def _know(self, tables: list[Table], keep: bool = False) -> None:
+        """Take the tables of all files, and keep them for the next job."""
+        if keep and self._members.rank == 0:
+            self._levels.keep_index(self._number, packed(dict(enumerate(tables))))
+        self.known = self._format(self._files, tables)
 
 
 def packed(tables: Mapping[int, Table]) -> bytes:

@@ -66,7 +66,8 @@ class Loader:
         process alone.
     seed : int, optional
         The seed of the order and of ``random``. None: the order of the files. A shuffled order is
-        one of all records, so their number is found before the first batch.
+        one of all records, so their number is found before the first batch; by the group of the
+        records together, which makes the loader a collective.
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch: "drop" or "fill".
     mix : int, optional
@@ -125,6 +126,9 @@ class Loader:
     ) -> None:
         group = group or getattr(records, "group", None)
         rank, size = (0, 1) if group is None else (group.rank, group.size)
+        in_order = seed is None and mix is None
+        if not in_order and hasattr(records, "index_together") and group is records.group:
+            records.index_together()
         most = None if seed is None else getattr(records, "mix", None)
         mix = most if mix is None else mix
         if most is not None and mix > most:
@@ -132,7 +136,7 @@ class Loader:
         chunks = {} if mix is None else {"chunks": records.chunks, "mix": mix}
         self._batches = (
             InOrder(records, batch, rank=rank, size=size, last=last)
-            if seed is None and mix is None and hasattr(records, "reaches")
+            if in_order and hasattr(records, "reaches")
             else Batches(len(records), batch, rank=rank, size=size, seed=seed, last=last, **chunks)
         )
         if on_error not in ("raise", "skip"):

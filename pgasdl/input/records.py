@@ -70,9 +70,9 @@ class Records:
     Raises
     ------
     DataError
-        A file is missing or damaged, or storage fails, after it was tried several times. A process
-        that reads tars alone looks at the first records only; the others are looked at when one of
-        them, or the number of records, is wanted.
+        A file is missing or damaged, or storage fails, after it was tried several times. Of tars
+        the first records only are looked at; the others are when one of them, or the number of
+        records, is wanted.
     ValueError
         No such format, or files of several.
     UnavailableError
@@ -178,6 +178,13 @@ class Records:
         if not isinstance(form := self._index.known, Arrays):
             raise TypeError(f"records of format {self.format} have to be decoded: use a Loader")
         form.fill(rows, out, self._levels.fill)
+
+    def index_together(self) -> None:
+        """Find all records now, each rank of the group a part of them. Collective.
+
+        Without it a rank that wants the number of records in tars reads all headers by itself.
+        """
+        self._index.together()
 
     def reaches(self, count: int) -> bool:
         """Whether there are so many records.

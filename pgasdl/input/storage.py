@@ -85,7 +85,9 @@ class Storage:
         """
         names = [remote] if isinstance(remote, str | os.PathLike) else remote
         patterns = [url for name in names for url in expanded(os.fspath(name))]
-        found = [each for some in at_once(self._list, patterns) for each in some]
+        # Local ones in turn, as those of a folder: to start threads takes longer.
+        listed = at_once if any("://" in each for each in patterns) else map
+        found = [each for some in listed(self._list, patterns) for each in some]
         unknown = [file.url for file in found if file.nbytes < 0]
         known = dict(zip(unknown, at_once(self._ask_for, unknown), strict=True))
         files: dict[str, File] = {}

@@ -22,9 +22,10 @@ from input_tools import records, saved
 from support.patience import took
 from tiers import full
 
-from pgasdl import ClosedError, DataError
+from pgasdl import ClosedError, DataError, loopback
 from pgasdl.input import Batches, Loader, Records
 from pgasdl.input.files import File
+from pgasdl.input.formats.tar import Tar
 from pgasdl.input.formats.tar_headers import TarHeaders
 from pgasdl.input.levels import _LAYOUT, BLOCK
 from pgasdl.input.next_use import _BEHIND, NextUse
@@ -369,6 +370,52 @@ def test_batches_in_order_come_before_the_index_is_there(
                 records[wrong]
 
 
+@pytest.mark.parametrize("size", [2, 3, *full([5, 7])])
+def test_a_group_begins_before_its_index_is_there(
+    small_tars: list[Path], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Each record comes once, and those behind the last to fill its batch."""
+    gate = Gate(monkeypatch)
+    options = {"decode": numbered, "seed": None, "last": "fill", "ahead": 1}
+
+    def rank(ctx: Any) -> list[Any]:
+        with (
+            Records(small_tars, group=ctx.world) as records,
+            Loader(records, 105, **options) as loader,
+        ):
+            batches = iter(loader)
+            found = [next(batches)["number"].copy() for _ in range(3)]
+            ctx.barrier()
+            gate.open.set()
+            found += [batch["number"].copy() for batch in batches]
+            assert len(records) == 1200
+            return found
+
+    parts = loopback.run(size, rank)
+    found = np.concatenate([np.concatenate(each) for each in zip(*parts, strict=True)])
+    assert np.array_equal(found, np.take(range(1200), range(12 * 105), mode="wrap"))
+
+
+def test_a_group_shares_the_work_of_an_index(
+    small_tars: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned, scan = [], Tar.scan
+    monkeypatch.setattr(
+        Tar, "scan", lambda files, number, read: scanned.append(number) or scan(files, number, read)
+    )
+
+    def rank(ctx: Any) -> list[int]:
+        with (
+            Records(small_tars, group=ctx.world) as records,
+            Loader(records, 90, decode=numbered, seed=3) as loader,
+        ):
+            return next(iter(loader))["number"].tolist()
+
+    parts = loopback.run(2, rank)
+    assert sorted(scanned) == [0, 1, 2]
+    assert [*parts[0], *parts[1]] == Batches(1200, 90, seed=3).rows(0).tolist()
+
+
 def test_a_tar_that_is_damaged_behind_the_first_records(small_tars: list[Path]) -> None:
     data = bytearray(small_tars[2].read_bytes())
     data[0] ^= 1
@@ -385,6 +432,8 @@ def test_a_tar_that_is_damaged_behind_the_first_records(small_tars: list[Path]) 
     small_tars[0].write_bytes(data)
     with pytest.raises(DataError, match=r"0\.tar, byte 0: a damaged tar"):
         Records(small_tars)
+    with pytest.raises(DataError, match=r"0\.tar, byte 0: a damaged tar"):
+        loopback.run(2, lambda ctx: Records(small_tars, group=ctx.world))
 
 
 def test_the_number_of_records_after_the_end(small_tars: list[Path]) -> None:
