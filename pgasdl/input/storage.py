@@ -7,7 +7,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -86,8 +86,10 @@ class Storage:
         names = [remote] if isinstance(remote, str | os.PathLike) else remote
         patterns = [url for name in names for url in expanded(os.fspath(name))]
         # Local ones in turn, as those of a folder: to start threads takes longer.
-        listed = at_once if any("://" in each for each in patterns) else map
-        found = [each for some in listed(self._list, patterns) for each in some]
+        lists: Iterable[list[File]] = map(self._list, patterns)
+        if any("://" in each for each in patterns):
+            lists = at_once(self._list, patterns)
+        found = [each for some in lists for each in some]
         unknown = [file.url for file in found if file.nbytes < 0]
         known = dict(zip(unknown, at_once(self._ask_for, unknown), strict=True))
         files: dict[str, File] = {}

@@ -111,4 +111,5 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             if item.name.removeprefix("test_") in STAND_INS:
                 item.add_marker(pytest.mark.skip("it would test what stands in for it here"))
             elif left_out.search(item.name):
-                item.add_marker(pytest.mark.xfail(reason=why, strict=True))
+                # A test by its own name may not draw what fails.
+                item.add_marker(pytest.mark.xfail(reason=why, strict="test_" not in words))
