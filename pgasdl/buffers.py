@@ -90,6 +90,8 @@ def native_dtype(dtype: npt.DTypeLike) -> str:
 
 def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
     """Return a NumPy dtype from a NumPy or PyTorch dtype, or one of the core's names."""
+    if isinstance(dtype, np.dtype):
+        return dtype
     if isinstance(dtype, str) and dtype in DTYPES:
         return np.dtype(DTYPES[dtype])
     torch = sys.modules.get("torch")

@@ -170,6 +170,8 @@ class Pool:
 
     def host_bytes(self, nbytes: int, group: Group) -> npt.NDArray[np.uint8] | None:
         """Cut bytes from a group's pool on the host; None if there is none, or it is full."""
+        if not self._parts:
+            return None
         with self._lock:
             self._free_dropped()
             found = self._take(nbytes, self._parts_of(None, group)) if nbytes else None

@@ -64,6 +64,10 @@ class DistributedArray(Numbered):
         elif numbered:
             self.take_number()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_flat"):  # an error came first
+            self.space.spare.take(self)
+
     def take_number(self) -> None:
         """Take the next number, the same on all ranks if they are in step.
 
@@ -72,10 +76,22 @@ class DistributedArray(Numbered):
         self.space.n_arrays += 1
         self._number = self.space.n_arrays
 
+    def lies_as(self, other: DistributedArray) -> bool:
+        """Whether each element lies where another one's lies."""
+        mine, its = self.layout, other.layout
+        alike = type(self) is type(other) and self.space is other.space
+        return alike and (mine is its or mine == its)
+
+    def like(self, dtype: np.dtype[Any]) -> Self:
+        """Return a new one in its layout, whose elements are not set."""
+        flat = self.space.empty(self._flat.size, dtype)
+        return type(self)(self.space, self.layout, dtype, flat)
+
     @property
     def flat(self) -> Array:
         """Blocks of this rank, one after another, of one dimension."""
-        self._renew()
+        if self._original is not None:
+            self._renew()
         return self._flat
 
     @flat.setter

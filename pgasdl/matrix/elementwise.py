@@ -10,7 +10,7 @@ import numpy as np
 
 from pgasdl.errors import BufferRefused, LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
-from pgasdl.matrix.elements import STORED, Array, as_computed
+from pgasdl.matrix.elements import STORED, Array, as_computed, core_dtype
 from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.reductions import reduce
 
@@ -33,8 +33,9 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     BufferRefused
         The result is of another kind than ``out``: floating point numbers into integers.
     """
-    if isinstance(function, np.ufunc) and _lie_alike([*inputs, *(out or ())]):
-        return _at_once(function, inputs, out)
+    found = _at_once(function, inputs, out)
+    if found is not None:
+        return found
     inputs = [*map(_array, inputs)]
     result = out[0] if out else None
     arrays = [each for each in (*inputs, *(out or ())) if isinstance(each, DistributedArray)]
@@ -63,46 +64,61 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     return result
 
 
-def _lie_alike(operands: Sequence[Any]) -> bool:
-    """Whether all have one layout, beside numbers, and are computed in the dtype they have."""
-    model = next(each for each in operands if isinstance(each, DistributedArray))
-    return all(
-        type(each) is float
-        or (type(each) is int and abs(each) < 1 << 31)
-        or (
-            type(each) is type(model)
-            and each.space is model.space
-            and each.layout == model.layout
-            and each.dtype not in STORED
-        )
-        for each in operands
-    )
-
-
-def _at_once(function: np.ufunc, inputs: Sequence[Any], out: tuple[Any, ...] | None) -> Any:
-    """Do what :func:`apply` does where nothing moves, in one call of NumPy and few of Python."""
-    model = next(e for e in (*inputs, *(out or ())) if isinstance(e, DistributedArray))
-    kinds: Any = (getattr(each, "dtype", type(each)) for each in inputs)
-    element = _known_dtype(function, *kinds)
-    if function is np.power and element.kind == "i":
-        _require_powers(inputs[1], model.shape)
-    if out:
-        require_room(out[0], element)
-    flats = [getattr(each, "flat", each) for each in inputs]
-    result = out[0] if out else make(model.ndim, model.space, model.layout, element)
-    try:
+def _at_once(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None) -> Any:
+    """Do what :func:`apply` does in one call of NumPy, where nothing moves; None: it cannot be."""
+    if not isinstance(function, np.ufunc) and function is not np.clip:
+        return None
+    model: DistributedArray | None = None
+    flats, kinds = [], []
+    for each in (*inputs, *out) if out else inputs:
+        kind: Any = type(each)
+        if isinstance(each, DistributedArray):
+            if model is None:
+                model = each
+            elif not each.lies_as(model):
+                return None
+            each = each.flat  # noqa: PLW2901
+            kind = each.dtype
+        elif not (kind is float or each is None or _is_number(each)):
+            return None
+        flats.append(each)
+        kinds.append(kind)
+    element = _known_dtype(function, len(inputs), *kinds)
+    if element is None or model is None:
+        return None
+    if not out:
+        result = model.like(element)
         function(*flats, out=result.flat)
-    finally:
-        if out:  # also where it failed halfway: ranks stay in step
-            result.changed()
-    return result
+        return result
+    out[0].require_original()
+    try:
+        function(*flats[:-1], out=flats[-1])
+    finally:  # also where it failed halfway: ranks stay in step
+        out[0].changed()
+    return out[0]
+
+
+def _is_number(operand: Any) -> bool:
+    """Whether it is a number that changes no dtype by being large."""
+    small = type(operand) is int and abs(operand) < 1 << 31
+    return small or isinstance(operand, np.floating)
 
 
 @lru_cache(1024)
-def _known_dtype(function: np.ufunc, *kinds: Any) -> np.dtype[Any]:
-    """Return the dtype of the result of arrays of some dtypes, and of numbers."""
-    empty: Any = (each() if isinstance(each, type) else np.empty(0, each) for each in kinds)
-    return function(*empty).dtype  # type: ignore[no-any-return]
+def _known_dtype(function: Function, n_inputs: int, *kinds: Any) -> np.dtype[Any] | None:
+    """Return the dtype of the result of arrays of some dtypes, and of numbers; perhaps of out.
+
+    None: it is not computed in the dtypes that they have, or there is more to ask than these.
+    """
+    given = kinds[:n_inputs]
+    if any(each in STORED for each in kinds) or (type(None) in given and function is not np.clip):
+        return None
+    empty: Any = (each() if isinstance(each, type) else np.empty(0, each) for each in given)
+    found: np.dtype[Any] = function(*empty).dtype
+    core_dtype(found)
+    asked = function is np.power and found.kind == "i"
+    room = all(np.can_cast(found, each, "same_kind") for each in kinds[n_inputs:])
+    return found if room and not asked else None
 
 
 def require_room(out: DistributedArray, element: np.dtype[Any]) -> None:

@@ -143,13 +143,17 @@ class Layout:
             found[block.rank].append(block)
         return {rank: tuple(blocks) for rank, blocks in found.items()}
 
+    @cached_property
+    def _counts(self) -> dict[int, int]:
+        return {rank: sum(block.count for block in own) for rank, own in self._own.items()}
+
     def of(self, rank: int) -> tuple[Block, ...]:
         """Return a rank's blocks, in the order in which it stores them."""
         return self._own.get(rank, ())
 
     def count(self, rank: int) -> int:
         """Return the number of elements that a rank has."""
-        return sum(block.count for block in self.of(rank))
+        return self._counts.get(rank, 0)
 
     def placed(self, rank: int) -> Iterator[tuple[Block, int]]:
         """Yield a rank's blocks, and the elements that it stores before each."""

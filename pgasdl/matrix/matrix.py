@@ -22,13 +22,14 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
 
     @served
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        more = {method, *options} - {"__call__", "out"}
-        if more or ufunc.nout != 1 or (ufunc.signature and ufunc is not np.matmul):
-            asked = " with ".join([ufunc.__name__, *sorted(more)])
-            raise TypeError(f"{asked} does not work on blocks: give it numpy.asarray(a)")
-        if ufunc is np.matmul:
-            return products.matmul_into(*inputs, **options)
-        return elementwise.apply(ufunc, inputs, **options)
+        plain = method == "__call__" and (not options or options.keys() == {"out"})
+        if plain and ufunc.nout == 1:
+            if ufunc.signature is None:
+                return elementwise.apply(ufunc, inputs, **options)
+            if ufunc is np.matmul:
+                return products.matmul_into(*inputs, **options)
+        asked = " with ".join([ufunc.__name__, *sorted({method, *options} - {"__call__", "out"})])
+        raise TypeError(f"{asked} does not work on blocks: give it numpy.asarray(a)")
 
     def __array_function__(
         self, function: Any, types: Any, inputs: tuple[Any, ...], options: dict[str, Any]

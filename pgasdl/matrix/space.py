@@ -65,7 +65,7 @@ class Space:
         # Where it is noted what would move, while nothing does; and what this rank does.
         self.told: Explanation | None = None
         self.spans: list[Span] | None = None
-        self.n_arrays, self._spare = 0, Spare()
+        self.n_arrays, self.spare = 0, Spare()
         self.namespace: Any = None  # of the array API, once somebody has asked for it
         # Replicas that would have been filled, had their elements not been explained only.
         self.pretended: list[Any] = []
@@ -212,9 +212,7 @@ class Space:
     def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for a rank's blocks: out of the group's pool, if that has room."""
         found = self.context._pool.host_bytes(count * dtype.itemsize, self.group)
-        if found is None:
-            found = self._spare.empty(count * dtype.itemsize)
-        return found.view(dtype)
+        return self.spare.empty(count, dtype) if found is None else found.view(dtype)
 
     def close(self) -> None:
         """Give up the executions and, unless peers may still write there, the memory."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from sys import getrefcount
+from typing import Any
 
 import numpy as np
 
+from pgasdl.buffers import ALIGNMENT
 from pgasdl.matrix.elements import Array
 
-# Bytes that are worth keeping, and the most; so many blocks are kept, as a * b + c uses two.
-_LEAST, _MOST, _BLOCKS = 1 << 20, 64 << 20, 2
+# Bytes that are worth keeping, and the most; of all that is kept together; and how many blocks.
+_LEAST, _MOST, _TOGETHER, _BLOCKS = 32 << 10, 64 << 20, 128 << 20, 8
+
+
+class _Memory(np.ndarray[Any, Any]):
+    """Memory of this module."""
 
 
 class Spare:
@@ -18,26 +25,35 @@ class Spare:
     def __init__(self) -> None:
         self._blocks: deque[Array] = deque(maxlen=_BLOCKS)
 
-    def empty(self, nbytes: int) -> Array:
-        """Return bytes, which are given back when the array and its views are gone."""
+    def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory, whose owner gives it back."""
+        nbytes = count * dtype.itemsize
         if not _LEAST <= nbytes <= _MOST:
-            return np.empty(nbytes, np.uint8)
+            return np.empty(count, dtype)
         for _ in range(len(self._blocks)):
-            block = self._blocks.popleft()
-            if block.nbytes == nbytes:
-                break
-            self._blocks.append(block)
-        else:
-            block = np.empty(nbytes, np.uint8)
-        return np.asarray(_Lent(block, self._blocks))
+            block = self._blocks.pop()
+            if block.size == count and block.dtype == dtype:
+                return block
+            self._blocks.appendleft(block)
+        memory = np.ndarray.__new__(_Memory, nbytes + ALIGNMENT, np.uint8)
+        return np.ndarray(count, dtype, memory, -memory.ctypes.data % ALIGNMENT)
+
+    def take(self, owner: Any) -> None:
+        """Keep the memory of an array that is going away, unless somebody else uses it."""
+        if _references(owner) == _ALONE and type(owner._flat.base) is _Memory:
+            self._blocks.append(owner._flat)
+            if owner._flat.nbytes * _BLOCKS > _TOGETHER:
+                while sum(each.nbytes for each in tuple(self._blocks)) > _TOGETHER:
+                    self._blocks.popleft()
 
 
-class _Lent:
-    """A block in a form that NumPy takes: it lives as long as an array uses it."""
+class _Owner:
+    def __init__(self) -> None:
+        self._flat = np.empty(0)
 
-    def __init__(self, block: Array, blocks: deque[Array]) -> None:
-        self._block, self._blocks = block, blocks
-        self.__array_interface__ = block.__array_interface__
 
-    def __del__(self) -> None:
-        self._blocks.append(self._block)
+def _references(owner: Any) -> int:
+    return getrefcount(owner._flat)
+
+
+_ALONE = _references(_Owner())

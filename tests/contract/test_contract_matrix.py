@@ -228,11 +228,19 @@ def test_a_steady_loop_registers_nothing(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_memory_is_used_again_only_when_no_view_is_left(ctx: Any) -> None:
-    a = pm.full(ctx, (ctx.size * 512, 512), 1)
-    views = [(a * factor).flat[1:] for factor in (2, 3.0, 4)]
-    places = {(a * factor).flat.ctypes.data for factor in (5, 6, 7)}
-    assert len(places) == 1, "new memory for each"
-    assert all((view == due).all() for view, due in zip(views, (2, 3, 4), strict=True))
+    for rows in (64, 512):
+        a = pm.full(ctx, (ctx.size * rows, 512), 1)
+        made = [a * factor for factor in (2, 3.0, np.float32(4), 5)]
+        views = [made[0].flat[1:], memoryview(made[1].flat), made[2].flat, made[3].T.flat]
+        del made
+        places = set()
+        for factor in (5, 6, 7):
+            b = a * factor
+            places.add(b.flat.ctypes.data)
+            del b
+        assert len(places) == 1, "new memory for each"
+        for view, due in zip(views, (2, 3, 4, 5), strict=True):
+            assert (np.asarray(view) == due).all()
 
 
 @contract(ranks=(2, 3))
