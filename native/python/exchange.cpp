@@ -1,3 +1,4 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -8,6 +9,7 @@
 #include <span>
 
 #include "python/direct_calls.hpp"
+#include "reduce/moments.hpp"
 
 namespace pgasdl {
 namespace {
@@ -483,6 +485,26 @@ void bind_exchange(nb::module_& module) {
       },
       "destinations"_a, "sources"_a, "count"_a, "scale"_a, "op"_a,
       "The kernel the executor uses, on (address, dtype) pairs; nothing is checked.");
+  module.def(
+      "moments",
+      [](const nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>& items,
+         const std::string& squares) {
+        const bool wide = items.dtype() == nb::dtype<double>();
+        if (!wide && items.dtype() != nb::dtype<float>()) {
+          throw Error(ErrorKind::kBuffer, "moments are of float32 or float64");
+        }
+        const Squares asked = squares == "mean"    ? Squares::kFromMean
+                              : squares == "items" ? Squares::kOfItems
+                                                   : Squares::kNone;
+        const WithoutGil release;
+        const Moments found =
+            moments(items.data(), wide ? DType::kF64 : DType::kF32, items.size(), asked);
+        return std::pair(found.sum, found.squares);
+      },
+      "items"_a, "squares"_a = "",
+      "The sum of an array, and of squares: of its ``items``, which leaves out the sum, or of "
+      "their "
+      "distances from the ``mean``. In float64, the same bits on all machines.");
   module.def(
       "load_rows",
       [](const ContextHandle& context, Rank peer, std::uintptr_t rows, std::uint64_t count,

@@ -131,6 +131,13 @@ class DistributedArray(Numbered):
         for block, at in self.layout.placed(self.space.rank):
             yield block, flat[at : at + block.count].reshape(block.rows, block.columns)
 
+    def counted(self) -> list[Array]:
+        """Return what counts of this rank's elements, in arrays of one dimension."""
+        flat = self.flat
+        if self.layout.keeps(self.space.rank):
+            return [flat]
+        return [mine.reshape(-1) for _, mine in self.kept()]
+
     def kept(self) -> Iterator[tuple[Block, Array]]:
         """Yield the blocks that count here, where each element counts on one rank."""
         for block, mine in self.blocks():

@@ -164,6 +164,15 @@ class Layout:
         """Return the one of a block's holders that counts, where each element counts once."""
         return self.holders[block.extent][0]
 
+    @cached_property
+    def _keepers(self) -> frozenset[int]:
+        others = {block.rank for block in self.blocks if self.keeper(block) != block.rank}
+        return frozenset(self.ranks) - others
+
+    def keeps(self, rank: int) -> bool:
+        """Whether a rank has blocks, all of which count there."""
+        return rank in self._keepers
+
     @property
     def replicated(self) -> bool:
         """Every rank that has any block has the whole matrix in one."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make
@@ -18,10 +19,10 @@ from pgasdl.matrix.elements import Array, as_computed, computed, core_dtype
 from pgasdl.matrix.layout import Block, Layout, rows
 from pgasdl.matrix.space import UFUNCS
 
-# Elements that are added up at once, copied to be computed, and squared by one thread of BLAS.
-_PART, _COPIED, _SQUARED = 1 << 20, 1 << 17, 1 << 13
+_COPIED = 1 << 17  # elements, to be computed in another dtype
 _ADDED = ("sum", "prod")
 Axis = int | tuple[int, ...] | None
+Moments = tuple[int, float, float]
 
 
 def reduce(
@@ -42,10 +43,13 @@ def reduce(
     axis = _axis(array, axis)
     if not (array.size if axis is None else array.shape[axis]) and op in ("max", "min"):
         raise ValueError(f"the {op} of no elements")
+    if axis is None and op == "sum" and result.kind not in "iub":
+        total = _added(array, op, (mine for _, mine, _ in _moments(array)))
+        return _alone(array, total.astype(result), keepdims)
     if axis is None:
         exact = np.dtype(np.float64) if op in _ADDED and result.kind not in "iu" else result
-        wide = computed(result)
-        parts = [ufunc.reduce(each, dtype=wide) for each in _pieces(array)]
+        wide, pieces = computed(result), _pieces(array, computed(array.dtype))
+        parts = [ufunc.reduce(each, dtype=wide) for each in pieces]
         return _alone(array, combined(array, op, parts, op, exact).astype(result), keepdims)
 
     def part(block: Block, mine: Array) -> Array:
@@ -61,6 +65,17 @@ def _result(op: str, given: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.d
     found: np.dtype[Any] = wanted or UFUNCS[op].reduce(np.empty(1, given)).dtype
     core_dtype(found)
     return found
+
+
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of means of elements of this one."""
+    return np.dtype(np.float64) if dtype.kind in "iub" else dtype
+
+
+@lru_cache(256)
+def _exact(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which moments of elements of this one are computed."""
+    return computed(_real(dtype))
 
 
 def _kept(vector: DistributedArray, axis: int, keepdims: bool) -> Any:
@@ -98,33 +113,32 @@ def combined(array: DistributedArray, what: str, parts: list[Any], op: str, dtyp
     return array.space.reduce(f"{what} of {array.identity}", mine, op)[0]
 
 
-def _squares(piece: Array) -> Any:
-    """Return the sum of squares: in float64 where the dtype has no room for it."""
-    if piece.dtype.kind != "f":
-        piece = piece.astype(np.float64)
-    cut = len(piece) - len(piece) % _SQUARED
-    parts = piece[:cut].reshape(-1, _SQUARED), piece[cut:].reshape(1, -1)
-    return sum(_squared(rows) for rows in parts if rows.size)
+def _pieces(array: DistributedArray, element: np.dtype[Any]) -> list[Array] | Iterator[Array]:
+    """Return what counts here, as it is computed: what is copied for that in smaller pieces."""
+    flats = array.counted()
+    if array.dtype == element:
+        return flats
+    pieces = (flat[at : at + _COPIED] for flat in flats for at in range(0, len(flat), _COPIED))
+    return (each.astype(element) for each in pieces)
 
 
-def _squared(rows: Array) -> Any:
-    found = np.matmul(rows[:, None], rows[:, :, None])
-    if rows.dtype != np.float64:
-        beyond = ~((found > 1e-30) & (found < math.inf)).ravel()
-        found = found.astype(np.float64)
-        if beyond.any():
-            wide = rows[beyond].astype(np.float64)
-            found[beyond] = np.matmul(wide[:, None], wide[:, :, None])
-    return np.add.reduce(found, None)
+def _moments(array: DistributedArray, squares: str = "") -> list[Moments]:
+    """Return number, sum and sum of squares of parts of this rank's elements, in float64."""
+    pieces = _pieces(array, _exact(array.dtype))
+    return [(each.size, *_native.moments(each, squares)) for each in pieces]
 
 
-def _pieces(array: DistributedArray) -> Iterator[Array]:
-    """Yield what counts here, as it is computed: what is copied for that in smaller pieces."""
-    n = _PART if computed(array.dtype) == array.dtype else _COPIED
-    for _, mine in array.kept():
-        flat = mine.reshape(-1)
-        for at in range(0, len(flat), n):
-            yield as_computed(flat[at : at + n])
+def _together(parts: list[Moments]) -> Moments:
+    """Return the moments of parts as those of one, with squares of distances from the mean."""
+    n, total, squares = map(sum, zip((0, 0.0, 0.0), *parts, strict=True))
+    apart = (k * (mine / k - total / n) ** 2 for k, mine, _ in parts if k and len(parts) > 1)
+    return n, total, squares + sum(apart)
+
+
+def _added(array: DistributedArray, what: str, mine: Iterable[float]) -> np.float64:
+    """Return the sum of all ranks' numbers, the same on each."""
+    told = array.space.gather(f"{what} of {array.identity}", sum(mine, 0.0))
+    return np.float64(sum(each for (each,) in told))
 
 
 def over_axis(
@@ -181,7 +195,7 @@ def _identity(op: str, dtype: np.dtype[Any]) -> Any:
 
 def mean(array: DistributedArray, axis: Axis, keepdims: bool) -> Any:
     """Return the mean, or the means over an axis: added up in float32 at least, as by NumPy."""
-    element = array.dtype if array.dtype.kind not in "iub" else np.dtype(np.float64)
+    element = _real(array.dtype)
     total = reduce(array, "sum", axis, keepdims, computed(element))
     if axis == ():
         return total.astype(element)
@@ -191,12 +205,19 @@ def mean(array: DistributedArray, axis: Axis, keepdims: bool) -> Any:
 
 def variance(array: DistributedArray, axis: Axis, correction: float, keepdims: bool) -> Any:
     """Return the variance, or the variances over an axis, as ``numpy.var``."""
-    element = array.dtype if array.dtype.kind not in "iub" else np.dtype(np.float64)
-    exact = array.astype(computed(element))
-    squares: Any = np.square(exact - mean(exact, axis, True))
+    element = _real(array.dtype)
     over = None if axis == () else _axis(array, axis)
-    n = 1 if axis == () else array.size if over is None else array.shape[over]
-    return (reduce(squares, "sum", axis, keepdims) / max(n - correction, 0)).astype(element)
+    if axis != () and over is None:
+        mine = _together(_moments(array, "mean"))
+        told: Any = array.space.gather(f"variance of {array.identity}", *mine)
+        _, _, squares = _together(told)
+        found = np.float64(squares) / max(array.size - correction, 0)
+        return _alone(array, found.astype(element), keepdims)
+    wide = computed(element)
+    exact = array if array.dtype == wide else array.astype(wide)
+    away: Any = np.square(exact - mean(exact, axis, True))
+    n = 1 if over is None else array.shape[over]
+    return (reduce(away, "sum", axis, keepdims) / max(n - correction, 0)).astype(element)
 
 
 def place(array: DistributedArray, op: str, axis: int | None, keepdims: bool) -> Any:
@@ -229,9 +250,8 @@ def norm(array: DistributedArray, axis: Axis = None) -> Any:
         return np.square(mine, dtype=exact).sum(over)  # type: ignore[no-any-return]
 
     if over is None:
-        with np.errstate(over="ignore"):
-            parts = [*map(_squares, _pieces(array))]
-        total = np.sqrt(combined(array, "norm", parts, "sum", exact))
+        squares = (mine for _, _, mine in _moments(array, "items"))
+        total = np.sqrt(_added(array, "norm", squares))
     else:
         total = np.sqrt(over_axis(array, over, "sum", part, exact))
     return total.astype(computed(array.dtype)) if array.dtype.kind not in "iub" else total
@@ -243,7 +263,7 @@ def softmax(array: DistributedArray) -> Any:
     if not layout.whole_rows:
         by_rows = array.replica(rows(layout.shape, layout.ranks))
         return softmax(by_rows).remap(layout)
-    element = array.dtype if array.dtype.kind not in "iub" else np.dtype(np.float64)
+    element = _real(array.dtype)
     result = make(2, array.space, layout, element)
     for (_, mine), (_, out) in zip(array.blocks(), result.blocks(), strict=True):
         values = mine.astype(computed(element))

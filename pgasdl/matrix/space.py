@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Space:
     """
 
     def __init__(self, context: Context, group: Group) -> None:
-        self.context, self.group = context, group
+        self.context, self.group, self.rank = context, group, group.rank
         # Where it is noted what would move, while nothing does; and what this rank does.
         self.told: Explanation | None = None
         self.spans: list[Span] | None = None
@@ -77,11 +78,6 @@ class Space:
             )
         self._numbers = _native.Numbering(self._segment, 0, flags, exclusive=True)
         self._calls = PairwiseCalls(group, self._segment, 0, self._numbers)
-
-    @property
-    def rank(self) -> int:
-        """The place of this rank in the group."""
-        return self.group.rank
 
     @property
     def model(self) -> Model:
@@ -189,6 +185,15 @@ class Space:
         """Return the steps of an operation: all ranks must agree on what it is."""
         state = self.context.state
         return Steps(state.unfinished, self.group, what, self.context._seconds(None))
+
+    def gather(self, what: str, *numbers: float) -> list[tuple[float, ...]]:
+        """Return every rank's numbers. Collective; ``what``: as :meth:`reduce`."""
+        if self.told is not None:
+            self.told.note_reduction(np.array(numbers))
+            return [numbers]
+        form = f"{len(numbers)}d"
+        all_ranks = self.group.allgather(what, struct.pack(form, *numbers))
+        return [struct.unpack(form, each) for each in all_ranks]
 
     def reduce(self, what: str, array: Array, op: str = "sum") -> Array:
         """Return the sum of every rank's array, or "min", "max" or "prod". Collective.

@@ -167,6 +167,31 @@ def test_the_sum_has_the_same_bits_on_every_rank_and_in_every_run(ctx: Any) -> N
         assert len(set(ctx.world.allgather("sums", b"".join(sums)))) == 1
 
 
+@contract(ranks=(1, 2, 3))
+def test_moments_are_computed_in_float64(ctx: Any) -> None:
+    values = np.random.default_rng(3).normal(1e3, 1, (301, 67))
+    for dtype in ("float32", "float64", "bfloat16", "int32"):
+        A = values.astype(DTYPES[dtype])
+        exact = A.astype(np.float64)
+        close = {"bfloat16": 1e-2, "float32": 2e-7}.get(dtype, 1e-13)
+        for layout in ("rows", "cyclic", "replicated", pm.rows((301, 67), [ctx.size - 1])):
+            a = pm.array(ctx, A, layout)
+            for found, due in (
+                (a.sum(dtype=np.float64), exact.sum()),
+                (a.mean(), exact.mean()),
+                (a.norm(), np.sqrt((exact * exact).sum())),
+                (a.var(ddof=1), exact.var(ddof=1)),
+                (a.std(keepdims=True)[0, 0], exact.std()),
+            ):
+                assert abs(found / due - 1) <= close, (dtype, layout, found, due)
+    for scale in (1e-30, 1e30):
+        far = pm.full(ctx, (100, 100), scale)
+        assert abs(far.norm() / (100 * scale) - 1) < 1e-6 and far.var() == 0
+    far[3, 5] = np.inf
+    with np.errstate(invalid="ignore"):
+        assert np.isinf([far.sum(), far.norm()]).all() and np.isnan(far.var())
+
+
 @contract(ranks=(2, 3))
 def test_another_precision_travels(ctx: Any) -> None:
     A = np.random.default_rng(3).standard_normal((40, 30)).astype(np.float32)

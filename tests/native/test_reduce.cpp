@@ -11,6 +11,7 @@
 #include "check.hpp"
 #include "reduce/copy.hpp"
 #include "reduce/kernels.hpp"
+#include "reduce/moments.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/staging.hpp"
 #include "reduce_cases.hpp"
@@ -106,6 +107,46 @@ void test_staging_copy() {
 
 }  // namespace
 
+// Beside sums in long double; the same bits from each instruction set.
+template <class T>
+void test_moments(DType dtype) {
+  const double closeness = sizeof(T) == sizeof(float) ? 1e-7 : 1e-14;
+  std::normal_distribution<double> normal(3, 1);
+  for (const double scale : {1.0, 1e-22, 1e25}) {
+    for (const std::size_t n : {0, 1, 31, 1023, 4096, 4097, 20000, 70001}) {
+      std::vector<T> items(n + 1);
+      long double sum = 0, squares = 0, apart = 0;
+      for (std::size_t i = 1; i <= n; ++i) {
+        const long double item = items[i] = static_cast<T>(scale * normal(random_bits));
+        sum += item;
+        squares += item * item;
+      }
+      for (std::size_t i = 1; i <= n; ++i) apart += (items[i] - sum / n) * (items[i] - sum / n);
+      const auto near = [&](double found, long double due) {
+        return std::abs(found - due) <= closeness * std::abs(due);
+      };
+      for (const Squares which : {Squares::kNone, Squares::kOfItems, Squares::kFromMean}) {
+        const Moments found = moments(items.data() + 1, dtype, n, which);
+        for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+          if (kernels_for(isa) == nullptr) continue;
+          const Moments other = moments(items.data() + 1, dtype, n, which, isa);
+          CHECK(std::memcmp(&found, &other, sizeof found) == 0);
+        }
+        if (which != Squares::kOfItems) CHECK(near(found.sum, sum));
+        if (which == Squares::kOfItems) CHECK(near(found.squares, squares));
+        if (which == Squares::kFromMean) {
+          CHECK(n < 2 ? found.squares == 0 : near(found.squares, apart));
+        }
+      }
+    }
+  }
+  std::vector<T> items(9000, 1);
+  items[5000] = std::numeric_limits<T>::infinity();
+  CHECK(std::isinf(moments(items.data(), dtype, items.size(), Squares::kOfItems).squares));
+  items[1] = std::numeric_limits<T>::quiet_NaN();
+  CHECK(std::isnan(moments(items.data(), dtype, items.size(), Squares::kOfItems).squares));
+}
+
 int main() {
   Variants all;
   for (const IsaVariant& variant : variants()) {
@@ -120,5 +161,7 @@ int main() {
   test_large(all);
   test_copy();
   test_staging_copy();
+  test_moments<float>(DType::kF32);
+  test_moments<double>(DType::kF64);
   std::puts("ok");
 }
