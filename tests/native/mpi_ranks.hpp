@@ -63,7 +63,8 @@ struct MpiMachine {
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;
   std::map<std::uint64_t, Window> windows;
   std::uint64_t next_window = 1;
-  bool maps = false;  // maps windows that MPI allocates
+  bool maps = false;            // maps windows that MPI allocates
+  std::map<int, int> n_probes;  // by rank
   // Called without the mutex: `made` by a rank before it returns from the last collective call
   // that makes a window, `taken` by a rank that has taken a message.
   std::function<void(int)> made = [](int) {};
@@ -138,6 +139,7 @@ class MpiThread final : public MpiLibrary {
   }
   int probe(int, Handle, bool* there, Handle* message, int* source) override {
     const std::lock_guard lock(machine_->mutex);
+    ++machine_->n_probes[rank_];
     auto& mine = machine_->messages.at(static_cast<std::size_t>(rank_));
     *there = !mine.empty();
     if (!*there) return 0;

@@ -222,6 +222,21 @@ void groups_of_the_same_ranks_at_once() {
   });
 }
 
+// Where all flags come as messages, every poll of a wait asks the library for them.
+void each_poll_asks() {
+  Mpi mpi(2);
+  run(2, mpi.settings, [&](Local& local) {
+    const auto probes = [&] {
+      const std::lock_guard lock(mpi.machine->mutex);
+      return mpi.machine->n_probes[local.rank()];
+    };
+    const int before = probes();
+    for (int poll = 0; poll < 1000; ++poll) local.context.transport().progress();
+    CHECK(probes() - before > 500);  // in some polls the thread of heartbeats asks
+    local.barrier();
+  });
+}
+
 // A rank that sleeps until a flag is woken by the store that raises it.
 void a_store_wakes() {
   Mpi mpi(2, true);
@@ -294,6 +309,7 @@ int main() {
   what_comes_behind_long_data();
   long_data_for_a_deleted_segment();
   groups_of_the_same_ranks_at_once();
+  each_poll_asks();
   a_store_wakes();
   who_comes_late();
   return 0;

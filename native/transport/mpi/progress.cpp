@@ -9,7 +9,8 @@
 namespace pgasdl {
 namespace {
 
-// Asking the library costs as much as a small put, so this limits how often that happens.
+// Asking the library costs as much as a small put. Where stores raise flags, too, this limits how
+// often that happens.
 constexpr std::uint64_t kTicksBetweenHelp = 1000;
 // If all windows are mapped, only messages of meetings arrive.
 constexpr std::uint64_t kTicksBetweenLooks = 1000 * 1000;
@@ -270,13 +271,17 @@ void MpiTransport::progress() {
 
 void MpiTransport::help_library() {
   const std::uint64_t now = ticks();
-  const std::uint64_t pause = world_->needs_help() ? kTicksBetweenHelp : kTicksBetweenLooks;
-  if (now - helped_.load(std::memory_order_relaxed) < pause) return;
+  const std::uint64_t since = now - helped_.load(std::memory_order_relaxed);
+  const std::uint64_t stores = world_->needs_help() ? kTicksBetweenHelp : kTicksBetweenLooks;
+  const std::uint64_t pause = world_->maps() ? stores : 0;
+  if (since < pause) return;
   helped_.store(now, std::memory_order_relaxed);
   std::unique_lock<std::mutex> serial;
   if (!world_->try_serialize(serial)) return;
+  // A wait looks for its flag after each message; others look rarely, and take what is there.
+  const int most = since < kTicksBetweenHelp ? 1 : kMessagesAtOnce;
   int messages = 0;
-  while (messages < kMessagesAtOnce && world_->receive()) ++messages;
+  while (messages < most && world_->receive()) ++messages;
   if (messages != 0) wake(rank_);  // other threads wait for their flags
 }
 

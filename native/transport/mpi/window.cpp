@@ -112,8 +112,10 @@ void MpiWorld::make(MpiWindow& window, LocalSegment& own, std::uint64_t number) 
       member.base = library_->mapped(window.board, static_cast<int>(index));
     }
     window.helped |= !member.mapped();
+    window.maps |= member.mapped() && static_cast<int>(index) != window.own_index;
   }
   if (window.helped) n_unmapped_.fetch_add(1, std::memory_order_relaxed);
+  if (window.maps) n_mapped_.fetch_add(1, std::memory_order_relaxed);
   window.pending.reset();
 }
 
@@ -224,6 +226,7 @@ void MpiWorld::drop(MpiWindow& window) {
   window.group->live.erase(&window);
   window.group->dropped[window.number] = {window.data, window.board, window.region};
   if (window.helped) n_unmapped_.fetch_sub(1, std::memory_order_relaxed);
+  if (window.maps) n_mapped_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace pgasdl

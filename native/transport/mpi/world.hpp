@@ -47,6 +47,7 @@ class MpiWindow : public std::enable_shared_from_this<MpiWindow> {
   Handle board = 0;     // may be the same as `data`
   bool ready = false;   // made, and named
   bool helped = false;  // its traffic advances only when this process calls MPI
+  bool maps = false;    // some peer's part is mapped here
   bool shared = false;  // mapped by all members, so that atomics are the processor's
   // This rank's memory under a created window: messages from peers may arrive until it is freed.
   std::shared_ptr<Region> region;
@@ -142,6 +143,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   MpiWindow* own_window(const std::byte* data) const;
   // There are windows whose traffic advances only when this process calls MPI.
   bool needs_help() const { return n_unmapped_.load(std::memory_order_relaxed) != 0; }
+  // There are windows whose flags peers store: no message tells of them.
+  bool maps() const { return n_mapped_.load(std::memory_order_relaxed) != 0; }
 
   // Marks that this thread is in a call that may wait for a peer. If that peer is lost, MPI may
   // never return from it: then stuck() names the call.
@@ -219,6 +222,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   std::map<MpiWindowName, MpiWindow*> named_;
   const std::unique_ptr<std::atomic<bool>[]> gone_;
   std::atomic<int> n_unmapped_{0};
+  std::atomic<int> n_mapped_{0};
   std::atomic<const char*> blocked_in_{nullptr};
   std::atomic<std::int64_t> blocked_since_{0};
 };
