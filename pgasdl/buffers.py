@@ -103,23 +103,10 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def memory_of(buffer: object, *, writable: bool = True, device: bool = False) -> Memory:
-    """Describe a buffer.
+    """Describe a buffer; BufferRefused: strided, read-only, on a device, or no memory at all.
 
-    Parameters
-    ----------
-    buffer : object
-        C-contiguous memory.
-    writable : bool, default True
-        Refuse memory that may not be written to.
-    device : bool, default False
-        Take memory on a GPU, too. It does not wait for work on that memory.
-
-    Raises
-    ------
-    BufferRefused
-        Strided, read-only, on a device, or no memory at all.
-    UnavailableError
-        It is on a GPU, and none can be used here.
+    ``writable`` False takes memory that may not be written to. ``device`` True takes memory on a
+    GPU, without a wait for work on it; UnavailableError: none can be used here.
     """
     if not device:
         require_host(buffer)

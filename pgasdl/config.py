@@ -19,6 +19,7 @@ from pgasdl.settings.variables import (
     BY_NAME,
     PREFIX,
     VARIABLES,
+    Settings,
     format_value,
     listing,
     nearest,
@@ -59,53 +60,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Settings):
     """Settings of a context: each field from an argument, else its variable, else its default."""
-
-    rank: int | None
-    size: int | None
-    local_rank: int | None
-    local_size: int | None
-    job_id: str | None
-    store: Address | None
-    secret_fd: int | None
-    secret_file: str | None
-    transport: str
-    verbs_device: Ports | None
-    verbs_gid: int | None
-    verbs_pkey: int | None
-    verbs_mtu: int | None
-    verbs_sl: int
-    verbs_tc: int
-    verbs_grh: str
-    verbs_retry_count: int
-    verbs_rnr_retry_count: int
-    verbs_ack_timeout: int | None
-    verbs_inline: int
-    verbs_order: str
-    verbs_rails: int
-    verbs_stripe: int
-    mpi_windows: str
-    gpu: str
-    gpu_piece: int
-    timeout: float
-    queue_depth: int
-    queues: int
-    passive_bytes: int | None
-    notifications: int
-    spin_us: int
-    yield_us: int
-    policy: str | None
-    plan_modules: str | None
-    supernode: int
-    progress: str
-    heartbeat_ms: int
-    stopped_after: float
-    job_folder: str | None
-    job_link: str | None
-    job_server: str | None
-    log: str
-    trace: str | None
 
     def __post_init__(self) -> None:
         if words := too_few_heartbeats(self.heartbeat_ms, self.stopped_after):
@@ -115,19 +71,9 @@ class Config:
     def from_environment(
         cls, environ: Mapping[str, str] | None = None, **arguments: object
     ) -> Config:
-        """Merge arguments, variables and defaults, in this order.
+        """Merge arguments, variables (by default ``os.environ``) and defaults; None is no argument.
 
-        Parameters
-        ----------
-        environ : Mapping[str, str], optional
-            Variables; None: ``os.environ``.
-        **arguments : object
-            Fields by name; None means "not given".
-
-        Raises
-        ------
-        ConfigError
-            An unknown variable or argument, or a wrong value.
+        ConfigError: an unknown variable or argument, or a wrong value.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {variable.field: variable.default for variable in VARIABLES}

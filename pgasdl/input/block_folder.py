@@ -45,12 +45,7 @@ class BlockFolder:
     size, which is renamed in the end. A writer holds a lock of that file, so other processes know
     files of dead ones. Other users can neither write to these files nor hold the lock.
 
-    Parameters
-    ----------
-    path : str
-        It is there.
-    digest : str
-        The data set whose blocks have numbers here: 32 hexadecimal digits.
+    ``digest``, 32 hexadecimal digits, is the data set whose blocks have numbers here.
     """
 
     def __init__(self, path: str, digest: str) -> None:

@@ -82,36 +82,12 @@ class Plain:
 class Decoded:
     """Records as a user's function decodes them: each to the same fields as the first one.
 
-    Parameters
-    ----------
-    records : Encoded
-        Open until this is closed.
-    decode : function
-        ``decode(record, random)`` returns a dict of arrays. The generator ``random`` depends on
-        seed, iteration and record alone: what is drawn is the same whoever decodes it.
-    seed : int, optional
-        None is 0.
-    workers : int, default 1
-        Records that are decoded at a time. 0 and 1: the caller's thread does it.
-    processes : bool, default False
-        Decode in processes, not in threads: for functions that hold Python's lock. Records are
-        fetched here, and sent. ``decode`` has to be a module's function.
-    skip : bool, default False
-        Leave out records that cannot be read or decoded.
-
-    Attributes
-    ----------
-    dtype : dtype
-        A field for each of the arrays of record 0, or with ``skip`` of the first that is good.
-    skipped : dict[int, str]
-        The records that were left out so far, and why.
-
-    Raises
-    ------
-    ValueError
-        ``workers`` is negative, or 0 with ``processes``; or ``decode`` cannot be sent.
-    DataError
-        Record 0 cannot be decoded.
+    The generator in ``decode(record, random)`` depends on seed, iteration and record alone,
+    whichever worker decodes it. Up to 1 worker the caller's thread decodes. ``processes`` are for
+    functions that hold Python's lock: ValueError if the function, which a module has to define,
+    cannot be sent. With ``skip``, bad records are left out: ``skipped`` says why. ``dtype`` has a
+    field for each array of the first good record; DataError: there is none. ``records`` stay open
+    until this is closed.
     """
 
     def __init__(
@@ -151,15 +127,9 @@ class Decoded:
     def read(self, rows: Rows, out: Out, iteration: int) -> int:
         """Decode records of an iteration; record ``rows[k]`` lands in ``out[name][k]``.
 
-        Where some are left out, the others move up. Returns how many there are.
-
-        Raises
-        ------
-        DataError
-            A record cannot be decoded, gives other fields than record 0, or its worker died twice.
-            Nothing writes into ``out`` any more.
-        ClosedError
-            It was closed meanwhile.
+        Where some are left out, the others move up. Returns how many there are. DataError: a record
+        cannot be decoded, gives other fields than record 0, or its worker died twice; nothing
+        writes into ``out`` any more. ClosedError: it was closed meanwhile.
         """
         self._check_open()
         numbered = enumerate(rows.tolist())

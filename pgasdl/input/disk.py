@@ -28,28 +28,13 @@ _BATCH = 64  # blocks, of puts that one look at the folder serves
 class DiskCache:
     """Blocks of a data set in a folder, where ranks and jobs share them; threads may share it.
 
-    Parameters
-    ----------
-    folder : str or Path
-        It is made if it is not there. Data sets have folders in it. A user who can write there
-        decides what is read.
-    digest : str
-        The data set's name, ``Files.digest``.
-    limit : int, optional
-        Bytes that all data sets' blocks in the folder may take; None: no limit.
-    next_use : callable, optional
-        When a block is used next, in any unit: the greater, the later; ``math.inf``: not again.
-        None: what was not used for the longest time is used last.
+    ``folder`` : made if it is not there; data sets have folders in it. A user who can write there
+    decides what is read.
+    ``digest`` : the data set's name, ``Files.digest``
+    ``limit`` : bytes that all data sets' blocks in the folder may take; None: no limit
+    ``next_use`` : when a block is used next, in any unit: the greater, the later; ``math.inf``: not
+    again. None: what was not used for the longest time is used last.
 
-    Raises
-    ------
-    ValueError
-        ``limit`` is negative, or ``digest`` is none.
-    OSError
-        ``folder`` is none.
-
-    Notes
-    -----
     A folder that cannot be written or locked is logged once: then blocks that are there are read,
     and no more are kept. Nothing is read where another user could exchange blocks, and no block
     that a user other than root and this one could have written.
@@ -57,8 +42,8 @@ class DiskCache:
     Where a block would exceed the limit, others are evicted. First blocks of other data sets, the
     longest unused first: those that were not used for an hour; and while this data set has less
     than an equal share of the limit, those that exceed another's share. Then the blocks of this
-    data set whose next use is furthest, and further than the new block's. If that does not
-    suffice, the new block is not kept: a block does not displace one that is used before it.
+    data set whose next use is furthest, and further than the new block's. If that does not suffice,
+    the new block is not kept: a block does not displace one that is used before it.
 
     A block is a file, with a checksum of each 64 KiB that each process compares when it first reads
     from there. Whenever a process dies, what it left unfinished is removed by a later one, and the
@@ -102,22 +87,9 @@ class DiskCache:
                 self._folder.sweep()
 
     def get(self, block: int, offset: int, out: memoryview) -> bool:
-        """Read part of a block.
+        """Fill ``out`` from a block; False: the block is not there, or has not so many bytes.
 
-        Parameters
-        ----------
-        block : int
-            Its number.
-        offset : int
-            The part's first byte in the block.
-        out : memoryview
-            Contiguous; filled, if the answer is True.
-
-        Returns
-        -------
-        bool
-            False: the block is not there, or has not so many bytes; or it was damaged, or another
-            user's, which is logged, and it is removed.
+        Or it was damaged, or another user's, which is logged, and it is removed.
         """
         if (found := self._found(block)) is None:
             return False
@@ -140,13 +112,6 @@ class DiskCache:
         """Keep a block, if there is room; where it is already, nothing happens.
 
         A disk that is full, or fails, is logged once; this cache keeps nothing more then.
-
-        Parameters
-        ----------
-        block : int
-            Its number.
-        data : memoryview
-            The block; contiguous.
         """
         if self._failed or os.path.exists(self._path(block)):
             return

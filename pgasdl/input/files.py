@@ -25,10 +25,7 @@ class File:
 class Files:
     """Files, whose bytes have addresses: those of a file follow those of the one before.
 
-    Attributes
-    ----------
-    starts : ndarray of int64
-        The address of each file's first byte, and the end.
+    ``starts`` has the address of each file's first byte, and the end.
     """
 
     def __init__(self, files: Sequence[File]) -> None:

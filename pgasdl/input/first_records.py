@@ -17,15 +17,8 @@ _LEAST = 32  # records of the first look
 class FirstRecords:
     """Samples of tars in their order, as many as were asked for; threads may share it.
 
-    Attributes
-    ----------
-    tables : list of Table, optional
-        Those of all files, once the last one was read.
-
-    Raises
-    ------
-    DataError
-        One of the first records is damaged.
+    ``tables`` has those of all files, once the last one was read. DataError: one of the first
+    records is damaged.
     """
 
     def __init__(self, files: Files, read: Read) -> None:

@@ -22,12 +22,8 @@ from pgasdl.input.threads import at_once
 class Index:
     """The records of a data set; of tars ranks begin with the first ones, each by itself.
 
-    With a group a collective. Threads may share it.
-
-    Attributes
-    ----------
-    known : Format, optional
-        All records; None: only the first ones are known yet.
+    With a group a collective. Threads may share it. ``known`` has all records; None: only the first
+    ones are known yet.
     """
 
     def __init__(

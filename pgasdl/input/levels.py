@@ -30,12 +30,8 @@ _LAYOUT = 16
 class BytesRead:
     """Bytes that this rank has read, by where they came from.
 
-    Attributes
-    ----------
-    storage, disk : int
-        Mostly whole blocks, for this rank and others.
-    memory, peers : int
-        Bytes of records, from this rank's slots and from others'.
+    ``storage`` and ``disk`` are mostly whole blocks, for this rank and others; ``memory`` and
+    ``peers`` are bytes of records, from this rank's slots and from others'.
     """
 
     storage: int = 0
@@ -47,20 +43,9 @@ class BytesRead:
 class Levels:
     """Read a data set's bytes from the nearest level that has them.
 
-    Parameters
-    ----------
-    files : Files
-    storage : Storage
-    local : str or Path, optional
-        The folder of the disk's level.
-    limit : int, optional
-        Bytes of all that the folder holds.
-    memory : int
-        Bytes of this rank's share of the memory; 0: read from below.
-    group : Group, optional
-        Whose ranks share their memories.
-    timeout : float
-        Seconds to wait for another rank.
+    ``local`` is the folder of the disk's level, which holds ``limit`` bytes. ``memory`` is bytes of
+    this rank's share of the memory, which the ranks of ``group`` share; 0: there is none.
+    ``timeout`` is seconds to wait for another rank.
     """
 
     def __init__(

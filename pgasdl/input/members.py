@@ -9,14 +9,7 @@ from pgasdl.group import Group
 
 
 class Members:
-    """The ranks of a group, or this process alone. Calls are collective.
-
-    Attributes
-    ----------
-    group : Group, optional
-        None: this process is alone.
-    rank, size : int
-    """
+    """The ranks of a group, or (``group`` is None) this process alone. Calls are collective."""
 
     def __init__(self, group: Group | None, timeout: float) -> None:
         self.group = group if group is not None and group.size > 1 else None

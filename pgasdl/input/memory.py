@@ -24,29 +24,15 @@ _TRIES = 4  # reads of a block that was evicted before or during the read
 class JobMemory:
     """The first level: blocks in slots of one rank, or of all ranks of a group.
 
-    Block b is kept by rank ``b % size``. That rank alone loads it from the levels below, when
-    any rank asks for it by a notified write; all read it from there, and check afterwards that it
-    was not evicted meanwhile. No rank is asked where a block is, and a read that hits takes time of
-    the reader only.
+    Block b is kept by rank ``b % size``. That rank alone loads it from the levels below, when any
+    rank asks for it by a notified write; all read it from there, and check afterwards that it was
+    not evicted meanwhile. No rank is asked where a block is, and a read that hits takes time of the
+    reader only. MiMatrix (2.1): the first of its three levels is the memory of the nodes.
 
-    Parameters
-    ----------
-    n_blocks, block_bytes : int
-        The data set's.
-    nbytes : int
-        Of this rank's slots: at least one block.
-    load : Callable[[int, memoryview], Any]
-        Reads a block from the levels below.
-    next_use : Callable[[int], float]
-        When a block will be used next; the furthest is evicted.
-    group : Group, optional
-        None: this process alone.
-    timeout : float
-        Seconds to wait for a rank that loads a block; then it is read from below.
-
-    Notes
-    -----
-    MiMatrix (2.1): the first of its three levels is the memory of the nodes.
+    ``nbytes`` : of this rank's slots, at least one block
+    ``load`` : reads a block from the levels below
+    ``next_use`` : when a block will be used next; the furthest is evicted
+    ``timeout`` : seconds to wait for a rank that loads a block; then it is read from below
     """
 
     def __init__(

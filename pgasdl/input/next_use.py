@@ -19,16 +19,8 @@ _BEHIND = 4  # iterations that a slower rank may be behind
 class NextUse:
     """A function of a block: the next iteration, of this epoch or the next, that reads from it.
 
-    Attributes
-    ----------
-    iteration : int
-        Where this rank is.
-
-    Parameters
-    ----------
-    batches : Batches
-    blocks : callable
-        Returns the first and the last block of each record; None: they are not known yet.
+    This rank is at ``iteration``. ``blocks`` returns the first and the last block of each record;
+    None: they are not known yet.
     """
 
     def __init__(self, batches: Batches | InOrder, blocks: Callable[[], Blocks | None]) -> None:

@@ -30,15 +30,8 @@ class Shelf:
     number of its slot with a count that no earlier use of the slot had. So a reader that reads the
     entry, the bytes, and the same entry again has read one block's bytes.
 
-    Parameters
-    ----------
-    entries : ndarray of int64
-        One for each block; all 0.
-    slots : ndarray of uint8, (n_slots, block_bytes)
-    load : Callable[[int, memoryview], int]
-        Reads a block into memory and returns its bytes.
-    next_use : Callable[[int], float]
-        When a block will be used next, by this rank or others: inf, if it is not known.
+    ``entries`` has one for each block, all 0 at first. ``load`` reads a block into memory.
+    ``next_use`` says when a block will be used next, by this rank or others; inf: not known.
     """
 
     def __init__(

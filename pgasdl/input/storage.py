@@ -27,23 +27,13 @@ _Out = TypeVar("_Out")
 
 
 class Storage:
-    """Finds files and reads ranges of them; threads may share it.
+    """Finds files and reads ranges of them; threads may share it. :meth:`close` it.
 
     Local paths and ``file://`` are read with pread; other URLs with fsspec, whose caches are not
-    used. A request that fails or stalls is tried again. :meth:`close` it.
+    used. A request that fails, or takes longer than ``timeout``, is made ``tries`` times, with a
+    ``pause`` that doubles. A file that storage does not have, or refuses (HTTP's 401, 403, 404 and
+    410), is not tried again.
 
-    Parameters
-    ----------
-    tries : int, default 5
-        How often a request is made before it counts as failed, at least 1. A file that storage
-        does not have, or refuses (HTTP's 401, 403, 404 and 410), is not tried again.
-    pause : float, default 0.5
-        Seconds before the second try; before each further one twice as many.
-    timeout : float, default 60
-        Seconds that a try of a remote request may take.
-
-    Notes
-    -----
     At the end of a try, the connection of a protocol that fsspec has asynchronously (HTTP, S3 and
     the other clouds) is closed. Others (FTP, SFTP) take a connection for each try, in a thread that
     stays until their library gives up.
@@ -61,27 +51,14 @@ class Storage:
         self._versions: dict[str, str] = {}  # of the files that were read
 
     def find(self, remote: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[File]:
-        """Return the files that a path, a URL, a pattern, or a list of these names.
+        """Return the files that a path, a URL, a pattern, or a list of these names, in that order.
 
-        Parameters
-        ----------
-        remote : str, path or list
-            A file; a folder, for all files below it, sorted by name, without those whose names or
-            folders begin with a dot; a pattern with ``*``, ``?``, ``[]`` or ``**``, for the files
-            that match, sorted; each with ranges, ``{0000..0099}``. An HTTP server
-            has to list its folders. A list is one after the other.
-
-        Returns
-        -------
-        list of File
-            Local ones have absolute paths.
-
-        Raises
-        ------
-        DataError
-            There is no file, or one twice; a name has no file; storage fails, or has no sizes.
-        UnavailableError
-            fsspec, or the package that it needs for a protocol, is not installed.
+        A folder stands for all files below it, sorted by name, without those whose names or folders
+        begin with a dot; a pattern with ``*``, ``?``, ``[]`` or ``**`` for the files that match,
+        sorted. Each may have ranges, ``{0000..0099}``. An HTTP server has to list its folders.
+        Local files get absolute paths. DataError: there is no file, or one twice; a name has no
+        file; storage fails, or has no sizes. UnavailableError: fsspec, or the package that it
+        needs, is not installed.
         """
         names = [remote] if isinstance(remote, str | os.PathLike) else remote
         patterns = [url for name in names for url in expanded(os.fspath(name))]
@@ -102,27 +79,11 @@ class Storage:
         return list(files.values())
 
     def fill(self, file: File, offset: int, out: memoryview) -> None:
-        """Read a range of a file.
+        """Fill ``out`` with a range of a file that :meth:`find` gave; ValueError: there is none.
 
-        Parameters
-        ----------
-        file : File
-            As :meth:`find` gave it.
-        offset : int
-            The range's first byte in the file.
-        out : memoryview
-            Contiguous; all of it is filled.
-
-        Raises
-        ------
-        ValueError
-            The file has no such range.
-        DataError
-            No try succeeded, or the file has changed since it was found, or first read here: by
-            its size or time where it is local, its ETag or else time over HTTP. The message has
-            the URL, the range, the number of tries and the last error.
-        ClosedError
-            The storage is closed.
+        DataError, with the URL, the range, the number of tries and the last error: no try
+        succeeded, or the file has changed since it was found, or first read here: by its size or
+        time where it is local, its ETag or else time over HTTP. ClosedError: the storage is closed.
         """
         end = offset + out.nbytes
         if not 0 <= offset <= end <= file.nbytes:

@@ -78,12 +78,7 @@ class Workers:
 
     They are new programs, no forks of this process, which has threads and registered memory. Each
     has its own pipe, so one that is killed while it sends stops no other. All end when this process
-    does, however it ends.
-
-    Raises
-    ------
-    ValueError
-        ``decode`` cannot be sent to a process.
+    does, however it ends. ValueError: ``decode`` cannot be sent to a process.
     """
 
     def __init__(self, decode: Decode, count: int) -> None:
@@ -105,12 +100,8 @@ class Workers:
     def answer(self, record: dict[str, Any], key: Key) -> Arrays | Exception:
         """Return what :func:`answer` gives in the next worker that is free.
 
-        Raises
-        ------
-        ChildProcessError
-            The worker died. Another one has its place.
-        ClosedError
-            The workers were closed.
+        ChildProcessError: the worker died, and another one has its place. ClosedError: they were
+        closed.
         """
         worker = self._idle.get()
         try:

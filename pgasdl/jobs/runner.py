@@ -39,12 +39,9 @@ Look = StepEnd | Lost | Literal["runs", "never began"]
 
 
 class Runner(Protocol):
-    """A place where jobs run. All but ``watch`` return at once.
+    """A place where jobs run; ``resources`` are those of a request that it knows.
 
-    Attributes
-    ----------
-    resources : frozenset[str]
-        Names of the resources of a request that it knows.
+    All but ``watch`` return at once.
     """
 
     resources: frozenset[str]
@@ -56,14 +53,9 @@ class Runner(Protocol):
     def start(self, job: JobRow, kind: Kind) -> None:
         """Start the present step of a job.
 
-        Raises
-        ------
-        OSError
-            It cannot be started here.
-        JobError
-            Its folder or program is not there any more, or the place refuses it.
-        UnavailableError
-            The place does not answer; whether it began is seen by ``look``.
+        OSError: it cannot be started here. JobError: its folder or program is not there any more,
+        or the place refuses it. UnavailableError: the place does not answer; ``look`` says whether
+        it began.
         """
         ...
 

@@ -48,27 +48,11 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Jobs that run then run on.
 
-    Parameters
-    ----------
-    file : Path
-        The database; made if there is none.
-    root : Path
-        The folder under which jobs run.
-    host, port : str, int
-        Where to listen; port 0: any that is free.
-    slots : int
-        Ranks that run at once.
-    ready : callable
-        Called with the URL, and whether only this machine reaches it, once requests are taken.
-    slurm : bool, default False
-        Jobs run through Slurm, not on this machine.
-
-    Raises
-    ------
-    UnavailableError
-        Another server uses the file, or there is no Slurm.
-    ConfigError
-        The file, the root or the address cannot be used.
+    ``file`` is the database, made if there is none; jobs run under the folder ``root``, ``slots``
+    ranks at once, or through Slurm. Port 0 is any that is free. ``ready`` is called with the URL,
+    and whether only this machine reaches it, once requests are taken. UnavailableError: another
+    server uses the file, or there is no Slurm. ConfigError: the file, the root or the address
+    cannot be used.
     """
     places = Places(Path(os.path.realpath(file)))
     if not root.is_dir():

@@ -29,25 +29,9 @@ Points = dict[str, list[Point]]  # by name
 def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> int:
     """Write a job's metrics into a folder, and return how many points there were.
 
-    Parameters
-    ----------
-    client : Client
-        A client of the job's server.
-    job : int
-        The job.
-    folder : Path
-        A folder for this job alone; made if it is not there.
-    follow : bool, default False
-        Go on until the job ends.
-
-    Raises
-    ------
-    UnavailableError
-        TensorBoard is not installed.
-    ConfigError
-        The folder cannot be written.
-    JobError
-        There is no such job, or no server answers.
+    The folder is for this job alone; it is made if it is not there. ``follow``: go on until the job
+    ends. UnavailableError: TensorBoard is not installed. ConfigError: the folder cannot be written.
+    JobError: there is no such job, or no server answers.
     """
     make = _Events()
     client.show(job)  # raises if there is no such job, before a file is made

@@ -10,13 +10,7 @@ NAMES = ("alexnet", "googlenet", "resnet50", "vgg16")
 
 
 def layers(name: str) -> tuple[int, ...]:
-    """Return the size of each parameter tensor, in the order in which backward makes its gradient.
-
-    Raises
-    ------
-    ConfigError
-        No such model.
-    """
+    """Return the size of each parameter, in the order in which backward makes its gradient."""
     if name not in NAMES:
         raise ConfigError(f"no model {name!r}; there are {', '.join(NAMES)}")
     text = resources.files(__name__).joinpath(f"{name}.txt").read_text(encoding="ascii")

@@ -110,13 +110,7 @@ def assert_ok(
     count: int | None = None,
     **how: Any,
 ) -> None:
-    """Raise unless :func:`check`, which takes the same parameters, finds nothing.
-
-    Raises
-    ------
-    PlanError
-        With every finding, one per line.
-    """
+    """Raise PlanError with all findings of :func:`check`, which takes the same parameters."""
     findings = check(plans, size, count, **how)
     if findings:
         raise PlanError("\n".join(map(str, findings)))

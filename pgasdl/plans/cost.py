@@ -62,18 +62,12 @@ class Pair:
 class Model:
     """A machine without shared links.
 
-    Attributes
-    ----------
-    inside, across
-        Pairs of ranks in one node, and in two; None: there is one node.
-    per_node : Sizes
-        Ranks of each node, neighbours in the order of ranks.
-    gamma, copy, remote, update : Number
-        Time per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
-    flop : Number
-        Time of a multiplication and an addition in a product of matrices.
-    blocking : bool
-        A Put holds up its lane until it has left, because the processor copies it.
+    ``inside``, ``across`` : pairs of ranks in one node, and in two; None: there is one node
+    ``per_node`` : ranks of each node, neighbours in the order of ranks
+    ``gamma``, ``copy``, ``remote``, ``update`` : time per byte: of an addition, of a copy, of a
+    span in a peer's memory, of a Call
+    ``flop`` : time of a multiplication and an addition in a product of matrices
+    ``blocking`` : a Put holds up its lane until it has left, because the processor copies it
     """
 
     inside: Pair

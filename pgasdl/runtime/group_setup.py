@@ -18,13 +18,7 @@ _NOTICE_SECONDS = 3.0  # ten times what a context needs to notice the end of a r
 
 
 class GroupSetup:
-    """Sets up the groups of one context.
-
-    Attributes
-    ----------
-    accepted : frozenset[int]
-        Ranks whose loss ``survivors()`` took note of.
-    """
+    """Forms groups through the store; ``accepted`` are the losses that ``survivors()`` accepted."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

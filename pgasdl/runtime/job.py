@@ -16,14 +16,8 @@ from pgasdl.topology import Topology
 class StartedJob:
     """A rank's job, as :class:`pgasdl.job.Job` asks for it.
 
-    Attributes
-    ----------
-    store : Store
-        Where the ranks meet.
-    threads : LoopbackWorld or None
-        The world that the ranks share if they are threads; None: they are processes.
-    mpi : MpiWorld or None
-        The world that the ranks share if they came through MPI, else None.
+    The ranks meet in ``store``. ``threads`` or ``mpi`` is the world that they share if they are
+    threads, or came through MPI; else None.
     """
 
     def __init__(

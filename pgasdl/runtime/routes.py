@@ -19,26 +19,14 @@ from pgasdl.transports import AUTO, TRANSPORTS, WAYS, Transport
 class RankInfo:
     """A rank's words about itself to all others at init.
 
-    Attributes
-    ----------
-    host : str
-        Equal for ranks that can map each other's memory.
-    asked : str
-        Its ``transport`` setting.
-    oversubscribed : bool
-        There are more ranks on its machine than cores it may use.
-    missing : dict[str, str]
-        Why it lacks transports, by their names.
-    policy : str
-        Its policy, as text.
-    plans : str
-        Names of the plans that it registered from outside the package.
-    created : bool
-        It wants windows over its own memory.
-    supernode : int
-        Ranks under one switch, as it was told.
-    nodes : str
-        Numbers of the NUMA nodes that it may run on.
+    ``host`` : equal for ranks that can map each other's memory
+    ``asked`` : its ``transport`` setting
+    ``oversubscribed`` : there are more ranks on its machine than cores it may use
+    ``missing`` : why it lacks transports, by their names
+    ``policy``, ``plans`` : its policy, as text; the names of plans from outside the package
+    ``created`` : it wants windows over its own memory
+    ``supernode`` : its setting of the number of ranks under one switch
+    ``nodes`` : the numbers of the NUMA nodes that it may run on
     """
 
     host: str
@@ -81,13 +69,7 @@ class RankInfo:
 
     @classmethod
     def decoded(cls, words: bytes) -> Self:
-        """Return what :meth:`encoded` made.
-
-        Raises
-        ------
-        MismatchError
-            The text is of another version, or no such text.
-        """
+        """Return what :meth:`encoded` made; MismatchError: another version made it, or none did."""
         try:
             info = cls(**json.loads(words))
         except (ValueError, TypeError, RecursionError):
@@ -142,12 +124,8 @@ def require_one_selection(rank: int, ranks: Sequence[RankInfo]) -> None:
 def decide(rank: int, ranks: Sequence[RankInfo]) -> Routes:
     """Decide how one rank reaches every other.
 
-    Raises
-    ------
-    MismatchError
-        Ranks ask for different transports.
-    UnavailableError
-        A transport that was asked for, or is needed between machines, is not available; says why.
+    MismatchError: ranks ask for different transports. UnavailableError says why a transport that
+    was asked for, or is needed between machines, is not available.
     """
     asked = ranks[rank].asked
     for other, info in enumerate(ranks):

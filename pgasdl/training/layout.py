@@ -23,16 +23,9 @@ _PRINTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One tensor of the model.
+    """One tensor of the model: ``offset`` in elements from its bucket's beginning.
 
-    Attributes
-    ----------
-    index, shape, dtype
-        As given.
-    bucket, offset : int
-        Number of its bucket; elements from the bucket's beginning.
-    at : int
-        Bytes from the beginning of the exchange's segments.
+    ``at`` counts bytes from the beginning of the exchange's segments.
     """
 
     index: int

@@ -13,7 +13,6 @@ from pgasdl.settings.parsers import Ports
 
 def test_defaults_are_accepted_values() -> None:
     config = Config.from_environment({})
-    assert [field.name for field in dataclasses.fields(Config)] == [v.field for v in VARIABLES]
     for variable in VARIABLES:
         if variable.default is not None:
             assert variable.parse(format_value(variable.default)) == variable.default

@@ -57,13 +57,7 @@ _ENDINGS = {
 
 
 def format_of(files: Files) -> str:
-    """Return the format of files, by their names.
-
-    Raises
-    ------
-    ValueError
-        Their names say no format, or several.
-    """
+    """Return the format of files, by their names; ValueError: these say no format, or several."""
     names = [files[number].url.rpartition("/")[2].lower() for number in range(len(files))]
     for format, endings in _ENDINGS.items():
         if names and all(name.endswith(endings) for name in names):

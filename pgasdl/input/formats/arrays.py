@@ -25,12 +25,7 @@ _VERSIONS = {
 class Arrays:
     """Arrays in ``.npy`` files, one after another; all have the same dtype and shape of a record.
 
-    A record of an array without named fields is ``{"array": ...}``.
-
-    Attributes
-    ----------
-    dtype : dtype
-        The fields of a record.
+    A record, whose fields ``dtype`` has, is ``{"array": ...}`` where the array has no named fields.
     """
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:

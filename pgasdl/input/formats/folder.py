@@ -14,12 +14,7 @@ class Folder:
     """Records ``{"__key__": path without extension, extension: bytes, "cls": int}``.
 
     The root is the deepest folder that has all files. Files in it have no "cls"; those of a
-    sub-folder have its place in ``classes``, however deep below they lie.
-
-    Attributes
-    ----------
-    classes : list of str
-        The names of the root's sub-folders, sorted.
+    sub-folder have its place in ``classes``, which is sorted, however deep below they lie.
     """
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:

@@ -25,16 +25,8 @@ class Parquet:
     Lists of numbers are NumPy arrays, other lists are lists, and structs are dicts. pyarrow
     converts everything else: to bytes, str, int, float, None.
 
-    Attributes
-    ----------
-    mix : int, optional
-        Row groups whose rows may be mixed: they are kept decoded, twice as many where one order
-        passes to the next. None: all are.
-
-    Raises
-    ------
-    UnavailableError
-        There is no pyarrow.
+    ``mix`` is how many row groups may have their rows mixed, None: all. They are kept decoded,
+    twice as many where one order passes to the next.
     """
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:

@@ -18,13 +18,7 @@ from pgasdl.input.formats.window import ALL, Numbers, Read, Table
 
 
 class Tar:
-    """Samples of tars: ``{"__key__": str, extension: bytes, ...}``.
-
-    Attributes
-    ----------
-    extensions : list of str
-        The extensions of all samples, sorted.
-    """
+    """Samples of tars: ``{"__key__": str, extension: bytes, ...}``; ``extensions`` are sorted."""
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         def joined(name: str) -> npt.NDArray[Any]:

@@ -11,20 +11,10 @@ RULES = ("invalid", "deadlock", "race", "notification", "value")
 class Finding:
     """One fault of a plan.
 
-    Attributes
-    ----------
-    rule : str
-        One of :data:`RULES`: invalid (malformed), deadlock, race (two unordered accesses),
-        notification (raised again before its Wait), value (wrong, missing or doubled
-        contributions).
-    plan : str
-        Name of the algorithm.
-    rank, lane, step : int
-        Place of the fault; -1 for the application or the whole plan.
-    iteration : int
-        Counted from 0.
-    text : str
-        The event, with the other rank and step.
+    ``rule`` is one of :data:`RULES`: invalid (malformed), deadlock, race (two unordered accesses),
+    notification (raised again before its Wait), value (wrong, missing or doubled contributions).
+    ``rank``, ``lane``, ``step`` are the place; -1 for the application or the whole plan.
+    ``iteration`` counts from 0; ``text`` is the event, with the other rank and step.
     """
 
     rule: str

@@ -48,19 +48,9 @@ def connect(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> Store:
-    """Meet the other ranks of the job.
+    """Meet the other ranks of the job; raise Timeout, or a BootstrapError that says what to set.
 
-    Parameters
-    ----------
-    timeout : float, optional
-        Seconds; None: ``config.timeout``. Also the default of the store's calls.
-
-    Raises
-    ------
-    Timeout
-        The others did not appear.
-    BootstrapError
-        No secret, a wrong one, or rank 0 cannot be found; says what to set.
+    ``timeout``: seconds, also the default of the store's calls; None: ``config.timeout``.
     """
     environ = os.environ if environ is None else environ
     timeout = config.timeout if timeout is None else timeout

@@ -33,25 +33,11 @@ _T = TypeVar("_T")
 class StoreClient(Store):
     """Connects to a :class:`StoreServer`; each side proves itself to the other.
 
-    Parameters
-    ----------
-    address : Address or Sequence[Address]
-        ``(host, port)``, or several, which are tried in turn until the right one answers.
-    secret, size, job_id
-        Equal to the server's.
-    timeout : float, default 60.0
-        Seconds for connecting, and default of every call.
-    host : int, optional
-        The rank that serves the store; None: the launcher. Errors name it when the store is lost.
-    look : Callable[[], None], optional
-        Called ten times a second while nothing answers; its exception ends the wait.
-
-    Raises
-    ------
-    Timeout
-        Nothing answered in time.
-    BootstrapError
-        Another server answered, or the store refused this rank.
+    It tries several addresses in turn until the right one answers. ``secret``, ``size`` and
+    ``job_id`` equal the server's. ``host`` is the rank that serves, None: the launcher; errors name
+    it when the store is lost. ``look`` is called ten times a second while nothing answers; its
+    exception ends the wait. Timeout: nothing answered. BootstrapError: another server did, or the
+    store refused this rank.
     """
 
     def __init__(

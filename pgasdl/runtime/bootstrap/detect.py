@@ -20,10 +20,7 @@ from pgasdl.topology import Launch
 def detect(config: Config, environ: Mapping[str, str] | None = None) -> Launch:
     """Find this process's place, from ``config``, then from each launcher's variables in turn.
 
-    Raises
-    ------
-    ConfigError
-        A set of variables is partial or contradictory; names them.
+    ConfigError names variables of a set that is partial or contradictory.
     """
     environ = os.environ if environ is None else environ
     return (

@@ -18,14 +18,8 @@ class HostedStore(Store):
     """Rank 0 serves; after its loss the first of the ranks that are left does.
 
     Every rank listens at an address of its own from the start, and all know these from the first
-    exchange on. Whoever connects there waits until this rank serves.
-
-    Parameters
-    ----------
-    address, secret, job_id, timeout
-        As for :class:`StoreClient`.
-    server : StoreServer, optional
-        On rank 0: what serves the job; this store closes it.
+    exchange on. A rank that connects to such an address waits until the rank there serves. On rank
+    0, ``server`` is the job's server, which this store closes.
     """
 
     def __init__(

@@ -57,13 +57,7 @@ _LOG = logging.getLogger("pgasdl.runtime.bootstrap")
 
 
 def listen(bind: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens at ``bind``, for a server to come.
-
-    Raises
-    ------
-    BootstrapError
-        The address is none of this machine's, or the port is taken.
-    """
+    """Return a socket that listens at ``bind``, for a later server; BootstrapError: it cannot."""
     if not bind:
         raise BootstrapError("the store binds to one address, give it")
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -81,23 +75,10 @@ def listen(bind: str, port: int = 0) -> socket.socket:
 class StoreServer:
     """Serves the store to ``size`` ranks from a thread of its own until ``close``.
 
-    Parameters
-    ----------
-    secret : bytes
-        32 bytes that only the ranks of the job know.
-    size : int
-        Number of ranks.
-    bind : str, default "127.0.0.1"
-        The one address to listen on.
-    port : int, default 0
-        0 takes a free one; see ``address``.
-    job_id : str, default ""
-        Equal to the clients'.
-    listener : socket.socket, optional
-        The socket of :func:`listen`, in place of ``bind`` and ``port``; this server closes it.
-    beacon : socket.socket, optional
-        A listening AF_UNIX socket. A process with this process's uid that connects to it gets
-        secret and port. It is closed once every rank has connected.
+    It listens at one address; port 0 takes a free one: see ``address``. ``listener``, a socket of
+    :func:`listen`, takes the place of ``bind`` and ``port``; this server closes it. ``beacon`` is a
+    listening AF_UNIX socket: a process of this process's uid that connects to it gets secret and
+    port. It is closed once every rank has connected.
     """
 
     def __init__(

@@ -28,13 +28,9 @@ class RankState(enum.IntEnum):
 class Store(ABC):
     """A small key-value exchange between the ranks of a job, for start-up and rare events.
 
-    Any thread may call. Keys belong to one generation of a context: after close and a new init
-    on every rank, the old keys are not seen.
-
-    Attributes
-    ----------
-    token : bytes
-        16 bytes that only the ranks of this generation know; it never travels.
+    Any thread may call. Keys belong to one generation of a context: after close and a new init on
+    every rank, the old keys are not seen. ``token`` is 16 bytes that only the ranks of this
+    generation know; it never travels.
     """
 
     rank: int
@@ -50,19 +46,8 @@ class Store(ABC):
     def get(self, key: str, timeout: float | None = None, *, owner: int | None = None) -> bytes:
         """Wait until ``key`` is there and return its value.
 
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; None: the store's own, 0: one try.
-        owner : int, optional
-            The rank that puts it; when that rank is gone, the wait ends.
-
-        Raises
-        ------
-        Timeout
-            The key is missing; names it, and the ranks that are not connected.
-        PeerLost
-            ``owner`` ended without putting it.
+        ``timeout`` 0 is one try. ``owner`` is the rank that puts the key: PeerLost if that rank
+        ended before. Timeout names the key, and the ranks that are not connected.
         """
 
     @abstractmethod
@@ -76,23 +61,10 @@ class Store(ABC):
     ) -> list[bytes]:
         """Wait until each of ``ranks`` has put ``key/RANK``, and return the values in that order.
 
-        One request, however many ranks there are.
-
-        Parameters
-        ----------
-        ranks : Sequence[int]
-            In ascending order, no rank twice.
-        timeout : float, optional
-            Seconds; None: the store's own.
-        look : Callable[[], None], optional
-            Called ten times a second during the wait; its exception ends the wait.
-
-        Raises
-        ------
-        Timeout
-            Names a rank whose value is missing, and the ranks that are not connected.
-        PeerLost
-            One of ``ranks`` ended without putting its value.
+        It is one request, however many ranks there are; they are in ascending order, without
+        repetition. ``look`` is called ten times a second during the wait; its exception ends the
+        wait. Timeout names a rank whose value is missing, and the ranks that are not connected.
+        PeerLost: one of ``ranks`` ended without putting its value.
         """
 
     @abstractmethod
@@ -112,14 +84,8 @@ class Store(ABC):
     ) -> None:
         """Let another rank serve the store if one of ``lost`` did. Collective over those left.
 
-        Parameters
-        ----------
-        lost : Collection[int]
-            The same on all ranks that are left.
-        timeout : float
-            Seconds. After a Timeout the same call continues.
-        look : Callable[[], None]
-            Called ten times a second during the wait; its exception ends the wait.
+        ``lost`` is the same on all of them. After a Timeout the same call continues. ``look`` is
+        called ten times a second during the wait; its exception ends the wait.
         """
 
     def exchange(self, key: str, value: bytes, timeout: float | None = None) -> list[bytes]:

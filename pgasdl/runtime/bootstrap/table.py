@@ -34,20 +34,10 @@ Identity = tuple[int, FrameKind, bytes]  # generation, kind, body without its fi
 class Question:
     """The values of some keys, for which one or more requests wait.
 
-    All ranks that gather ask the same, so they wait as one, and one answer is made for all.
-
-    Attributes
-    ----------
-    identity : tuple
-        Generation, kind and body of the requests.
-    keys : tuple[Key, ...]
-        More than one if it is a gather.
-    owners : tuple[int, ...]
-        For each key the rank that puts it, or NOBODY.
-    n_there : int
-        So many of the first values are there.
-    askers : dict[tuple[Connection, int], None]
-        Connections and numbers of the requests, in order of arrival.
+    All ranks that gather ask the same, so they wait as one, and one answer is made for all. Several
+    keys are a gather. Each key has an owner, the rank that puts it, or NOBODY. The first
+    ``n_there`` values are there. ``askers`` are connections and numbers of the requests, in order
+    of arrival.
     """
 
     __slots__ = ("askers", "identity", "keys", "n_there", "owners")
@@ -95,12 +85,8 @@ class Connection:
 class Table:
     """Keys and values, and the requests that wait for them.
 
-    Parameters
-    ----------
-    states, generations
-        Those of every rank; the server keeps them.
-    reply : Callable[[Connection, Kind, int, bytes], None]
-        Sends one frame; it may drop the connection and so call ``forget_all``.
+    The server keeps the ranks' ``states`` and ``generations``. ``reply`` sends one frame; it may
+    drop the connection and so call ``forget_all``.
     """
 
     def __init__(

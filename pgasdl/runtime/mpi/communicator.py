@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 class CommunicatorState:
     """The state that is attached to a user's communicator.
 
-    Attributes
-    ----------
-    comm : MPI.Intracomm
-        Our copy of the communicator.
-    place : tuple[int, int, int, int]
-        Rank, size, and the same among the ranks of this machine.
-    world : MpiWorld
-        The core's view of it.
+    ``comm`` is our copy of it, ``world`` the core's view of it. ``place`` is rank and size, and the
+    same among the ranks of this machine.
     """
 
     comm: MPI.Intracomm
@@ -40,10 +34,7 @@ class CommunicatorState:
     def arrive(self, comm: MPI.Intracomm, seconds: float) -> None:
         """Wait until every rank is in init: collective calls that block come only after this.
 
-        Raises
-        ------
-        Timeout
-            Some ranks did not come; the next call waits on.
+        After a Timeout the next call waits on.
         """
         # A begun barrier cannot be cancelled.
         arriving = self._arriving or (self.comm if self._complete else comm).Ibarrier()

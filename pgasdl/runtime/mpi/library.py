@@ -43,10 +43,7 @@ def _ancestors() -> Iterator[str]:
 def load() -> Any:
     """Return mpi4py's ``MPI``, initialised.
 
-    Raises
-    ------
-    UnavailableError
-        No mpi4py, no library, or MPI was already finalised.
+    UnavailableError: there is no mpi4py or no library, or MPI was already finalised.
     """
     if importlib.util.find_spec("mpi4py") is None:
         raise UnavailableError(f'transport "mpi" is not available: no mpi4py ({INSTALL})')

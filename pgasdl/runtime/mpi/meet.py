@@ -43,25 +43,12 @@ class Joined:
 
 
 def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
-    """Meet the ranks of a communicator. Collective over it.
+    """Meet the ranks of a communicator, None: ``MPI.COMM_WORLD``. Collective over it.
 
-    Parameters
-    ----------
-    communicator : MPI.Intracomm or None
-        None: ``MPI.COMM_WORLD``.
-    config : Config
-        Settings of this rank.
-
-    Raises
-    ------
-    UnavailableError
-        No MPI, one that lacks a feature, or one that sees another number of ranks.
-    Timeout
-        A rank of the communicator did not come.
-    ConfigError
-        Rank and size are given, too, and differ from the communicator's.
-    BootstrapError
-        PGASDL_SECRET_FILE is no secret, or not the same on all ranks.
+    UnavailableError: there is no MPI, or it lacks a feature or sees another number of ranks.
+    Timeout: a rank of the communicator did not come. ConfigError: rank and size are given, too, and
+    differ from the communicator's. BootstrapError: PGASDL_SECRET_FILE is no secret, or not the same
+    on all ranks.
     """
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator

@@ -71,11 +71,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
     """A process group of backend "pgasdl". Made by ``init_process_group`` and ``new_group``.
 
     ``ranks`` are numbers in the default group, ``rank`` is this process's place among them.
-
-    Attributes
-    ----------
-    context : Context
-        Pgasdl's, for what torch.distributed does not offer. It is closed with the last group.
+    ``context`` is pgasdl's, for what torch.distributed lacks; it is closed with the last group.
     """
 
     def __init__(
