@@ -25,6 +25,7 @@ from pgasdl.collectives.state import AnswerCalls, CollectiveState
 from pgasdl.config import Config, Limits
 from pgasdl.counters import Counters, Traffic, Waits
 from pgasdl.device.names import ordinal_of
+from pgasdl.device.streams import stream_handle
 from pgasdl.errors import PeerLost, RankError, UnavailableError
 from pgasdl.footprint import Footprint
 from pgasdl.group import Group
@@ -83,7 +84,7 @@ class Context(_native.ContextCore):
         self._pool = Pool(self.segments, self.world)
         self._allreduces = Allreduces(self.state, self.world)
         self.segments.watch(self._allreduces.forget)
-        _native.serve_with(self, AnswerCalls(self.state))
+        _native.serve_with(self, AnswerCalls(self.state), stream_handle)
         if config.progress == "thread":
             _native.progress_thread(self, True)
         self.world.barrier(timeout=config.timeout)

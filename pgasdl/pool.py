@@ -60,8 +60,8 @@ class Arena:
         self.free.insert(at, (offset, length))
 
 
-class _Block:
-    """A block that an array and its views keep: when they are gone, the block is free."""
+class _Lease:
+    """An array and its views keep it; when they are gone, its block is free."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment  # its memory stays, also when the context is closed
@@ -208,9 +208,9 @@ class Pool:
         for segment, arena in parts:
             offset = arena.take(nbytes)
             if offset is not None:
-                block = _Block(segment)
-                weakref.finalize(block, self._dropped.append, (arena, offset)).atexit = False
-                return segment.address + offset, nbytes, block
+                lease = _Lease(segment)
+                weakref.finalize(lease, self._dropped.append, (arena, offset)).atexit = False
+                return segment.address + offset, nbytes, lease
         return None
 
     def _free_dropped(self) -> None:

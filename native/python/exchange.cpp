@@ -422,10 +422,13 @@ void bind_exchange(nb::module_& module) {
 
   module.def(
       "serve_with",
-      [](const ContextHandle& context, nb::object serve) {
+      [](const ContextHandle& context, nb::object serve, nb::object stream_handle) {
         context.runtime->serve = std::move(serve);
+        context.runtime->stream_handle = std::move(stream_handle);
       },
-      "context"_a, "serve"_a, "Whom waits call when a Call waits for an answer.");
+      "context"_a, "serve"_a, "stream_handle"_a,
+      "Take the functions of Python that the core calls: when a Call waits for an answer, and for "
+      "the handle of a stream.");
   module.def(
       "take_call",
       [](const ContextHandle& context) -> std::optional<Executor::Call> {

@@ -23,6 +23,7 @@ struct Runtime {
   Context context;
   Executor executor;
   nb::object serve;           // answers waiting Calls of any exchange
+  nb::object stream_handle;   // turns a stream as users name it into the driver's handle
   PyObject* calls = nullptr;  // the AllreduceCalls of all ranks, while they live
 };
 

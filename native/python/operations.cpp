@@ -91,9 +91,8 @@ int device_of(std::span<const Pair> pairs, Rank peer) {
 }
 
 // `stream`: as users name streams; None: the current one of PyTorch or CuPy.
-StreamOrder order_of(nb::handle stream, int device) {
-  const nb::object named =
-      nb::module_::import_("pgasdl.device.streams").attr("stream_handle")(stream, device);
+StreamOrder order_of(const ContextHandle& self, nb::handle stream, int device) {
+  const nb::object named = self.runtime->stream_handle(stream, device);
   return {device, reinterpret_cast<cuda::Stream>(nb::cast<std::uintptr_t>(named))};
 }
 
@@ -104,11 +103,11 @@ void synchronize(const StreamOrder& order) {
 }
 
 // Orders copies of a GPU's bytes after the work that the program has enqueued there.
-void follow_current_stream(std::span<const Pair> pairs, Rank peer) {
+void follow_current_stream(const ContextHandle& self, std::span<const Pair> pairs, Rank peer) {
   const int device = device_of(pairs, peer);
   if (device == kHost) [[likely]]
     return;
-  synchronize(order_of(nb::none(), device));
+  synchronize(order_of(self, nb::none(), device));
 }
 
 int require_device(const Segment& segment) {
@@ -126,7 +125,7 @@ bool enqueue(const ContextHandle& self, nb::handle stream, std::span<const Pair>
              Integer queue, std::optional<double> timeout) {
   int device = device_of(pairs, peer);
   if (device == kHost) device = require_device(*segment);
-  const StreamOrder order = order_of(stream, device);
+  const StreamOrder order = order_of(self, stream, device);
   bool mapped = true;
   const auto attempt = [&](Deadline deadline) {
     const auto outcome =
@@ -147,7 +146,7 @@ bool enqueue(const ContextHandle& self, nb::handle stream, std::span<const Pair>
 void write(const ContextHandle& self, const SliceArgument& source, Integer peer,
            const SliceArgument& target, Integer queue, std::optional<double> timeout) {
   const Pair pair{&*source, &*target};
-  follow_current_stream({&pair, 1}, peer.rank());
+  follow_current_stream(self, {&pair, 1}, peer.rank());
   post(self, source->bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write({&pair, 1}, peer.rank(), queue.queue(), deadline);
   });
@@ -156,7 +155,7 @@ void write(const ContextHandle& self, const SliceArgument& source, Integer peer,
 void read(const ContextHandle& self, const SliceArgument& target, Integer peer,
           const SliceArgument& source, Integer queue, std::optional<double> timeout) {
   const Pair pair{&*target, &*source};
-  follow_current_stream({&pair, 1}, peer.rank());
+  follow_current_stream(self, {&pair, 1}, peer.rank());
   post(self, target->bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read({&pair, 1}, peer.rank(), queue.queue(), deadline);
   });
@@ -165,7 +164,7 @@ void read(const ContextHandle& self, const SliceArgument& target, Integer peer,
 void write_list(const ContextHandle& self, const nb::sequence& list, Integer peer, Integer queue,
                 std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  follow_current_stream(pairs, peer.rank());
+  follow_current_stream(self, pairs, peer.rank());
   post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write(pairs, peer.rank(), queue.queue(), deadline);
   });
@@ -174,7 +173,7 @@ void write_list(const ContextHandle& self, const nb::sequence& list, Integer pee
 void read_list(const ContextHandle& self, const nb::sequence& list, Integer peer, Integer queue,
                std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  follow_current_stream(pairs, peer.rank());
+  follow_current_stream(self, pairs, peer.rank());
   post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read(pairs, peer.rank(), queue.queue(), deadline);
   });
@@ -251,7 +250,7 @@ void read_notify(const ContextHandle& self, const SliceArgument& target, Integer
                  const SliceArgument& source, Integer notification, Integer value, Integer queue,
                  std::optional<double> timeout) {
   const Pair pair{&*target, &*source};
-  follow_current_stream({&pair, 1}, peer.rank());
+  follow_current_stream(self, {&pair, 1}, peer.rank());
   post(self, target->bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read_notify({&pair, 1}, peer.rank(), *target->segment,
                                       notification.natural(), value.natural(), queue.queue(),
@@ -263,7 +262,7 @@ void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integ
                       const SegmentHandle& segment, Integer notification, Integer value,
                       Integer queue, std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  follow_current_stream(pairs, peer.rank());
+  follow_current_stream(self, pairs, peer.rank());
   post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
                                       value.natural(), queue.queue(), deadline);
@@ -274,7 +273,7 @@ void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integ
 void post_add(const ContextHandle& self, std::span<const Pair> pairs, std::uint64_t weight,
               Integer peer, const std::shared_ptr<Segment>& segment, Integer notification,
               Integer value, Integer queue, std::optional<double> timeout) {
-  follow_current_stream(pairs, peer.rank());
+  follow_current_stream(self, pairs, peer.rank());
   post(self, weight, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write_notify_add(pairs, peer.rank(), *segment, notification.natural(),
                                            value.natural(), queue.queue(), deadline);
@@ -334,7 +333,7 @@ std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
 void notify_wait_on(const ContextHandle& self, nb::handle stream, const SegmentHandle& segment,
                     Integer notification, std::optional<double> timeout) {
   Context& context = self.context();
-  const StreamOrder order = order_of(stream, require_device(*segment.segment));
+  const StreamOrder order = order_of(self, stream, require_device(*segment.segment));
   if (context.transport().needs_progress() && segment.segment->reached()) {
     // A processor raises the flags there, so the host waits, after the stream's earlier work.
     refuse_capture(order, kStreamWait);
@@ -520,7 +519,7 @@ void bind_operations(nb::class_<ContextHandle>& context) {
           "notify_reset_on",
           [](const ContextHandle& self, nb::handle stream, const SegmentHandle& segment,
              Integer notification) {
-            self.context().notify_reset_on(order_of(stream, require_device(*segment.segment)),
+            self.context().notify_reset_on(order_of(self, stream, require_device(*segment.segment)),
                                            segment.segment, notification.natural());
           },
           "stream"_a.none(), "segment"_a, "notification"_a, docs::kNotifyResetOn)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from pgasdl import _native
 from pgasdl.collectives.policy import Policy
@@ -14,6 +14,8 @@ from pgasdl.counters import LayerTimes
 from pgasdl.errors import PlanError
 from pgasdl.group import Group, Unfinished
 from pgasdl.segment import SegmentTable
+
+_Kept = TypeVar("_Kept")
 
 
 class Server(Protocol):
@@ -38,14 +40,6 @@ class Server(Protocol):
         ...
 
 
-class Space(Protocol):
-    """The part that the matrices of a group share."""
-
-    def close(self) -> None:
-        """Release it."""
-        ...
-
-
 @dataclass(eq=False)
 class CollectiveState:
     """The state that all collectives of a context share.
@@ -55,7 +49,7 @@ class CollectiveState:
     ``unfinished`` : the steps that interrupted calls have made; :class:`Steps` keeps it
     ``servers``, ``numbers`` : gradient exchanges, which answer calls, and the next one's number
     ``abandoned`` : arrays of the pool whose handles were closed under way: others may write there
-    ``spaces`` : those of the groups that have matrices
+    ``belongings`` : objects that rooms above keep for groups and that ``close()`` ends, by type
     """
 
     core: _native.ContextCore
@@ -66,7 +60,7 @@ class CollectiveState:
     servers: list[Server] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
     abandoned: list[object] = field(default_factory=list)
-    spaces: dict[Group, Space] = field(default_factory=dict)
+    belongings: dict[tuple[Group, type], Any] = field(default_factory=dict)
 
     def place_on(self, device: int | None) -> int | None:
         """Return the GPU that plans work on for an array there; None: on the host.
@@ -75,11 +69,17 @@ class CollectiveState:
         """
         return None if device is None or self.core._why_unreached(device) else device
 
+    def belonging(self, group: Group, kind: type[_Kept], make: Callable[[], _Kept]) -> _Kept:
+        """Return the object of a type that a group has; made at its first use, it ends with it."""
+        if (group, kind) not in self.belongings:
+            self.belongings[group, kind] = make()
+        found: _Kept = self.belongings[group, kind]
+        return found
+
     def drop(self, group: Group) -> None:
-        """Release what a group's matrices share."""
-        space = self.spaces.pop(group, None)
-        if space is not None:
-            space.close()
+        """Release what rooms above keep for a group."""
+        for key in [key for key in self.belongings if key[0] == group]:
+            self.belongings.pop(key).close()
 
     def clear(self) -> None:
         """Forget everything: the context is closed.
@@ -89,8 +89,8 @@ class CollectiveState:
         self.unfinished.clear()
         self.servers.clear()
         self.abandoned.clear()
-        for group in list(self.spaces):
-            self.drop(group)
+        while self.belongings:
+            self.belongings.popitem()[1].close()
         self.segments.kept.clear()
 
 

@@ -232,10 +232,8 @@ def space_of(where: Context | Group) -> Space:
     """Return the space of a group, or of all ranks of a context. Collective at its first use."""
     group: Group = where if isinstance(where, Group) else where.world
     context: Any = group.context
-    spaces = context.state.spaces
-    if group not in spaces:
-        spaces[group] = Space(context, group)
-    return spaces[group]  # type: ignore[no-any-return]
+    made: Space = context.state.belonging(group, Space, lambda: Space(context, group))
+    return made
 
 
 @contextmanager
