@@ -19,7 +19,7 @@ def dump(
 ) -> None:
     """Write the last operations to a file in ``PGASDL_TRACE``, or to standard error.
 
-    ``briefly``: no more of them on standard error than an error leaves room for.
+    ``briefly``: on standard error only the newest ones, which leave room for the error.
     """
     record = f"flight record, {reason}\n{operations}"
     if folder is not None:
@@ -39,7 +39,7 @@ def dump(
 
 
 def _own(path: str, flags: int) -> int:
-    """Open a file of this user's; what somebody else put there is not followed or waited for."""
+    """Open a file of this user's; never follow, or wait for, what somebody else put there."""
     descriptor = open_plain(path, flags)
     if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
@@ -47,7 +47,7 @@ def _own(path: str, flags: int) -> int:
     return descriptor
 
 
-def tell_elastic(error: BaseException) -> None:
+def report_to_elastic(error: BaseException) -> None:
     """Write an error to the file in which torchrun looks for the reason of a failure."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:

@@ -103,8 +103,8 @@ class GroupSetup:
     def _notice(self, context: _native.ContextCore, error: PeerLost) -> None:
         """Raise PeerLost once the context has noticed the loss that the store reports.
 
-        The connection to the store may end first: survivors() would count the lost rank in. And the
-        rank may have left because of a loss that is not noticed here yet.
+        The connection to the store may end first: then survivors() would include the lost rank. And
+        that rank may have left because of a loss that is not noticed here yet.
         """
         deadline = time.monotonic() + _NOTICE_SECONDS
         while True:

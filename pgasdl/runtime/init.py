@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 log = logging.getLogger("pgasdl")
-# The seconds that a rank that cannot begin waits for others that have not heard why yet.
+# A rank that cannot begin waits for so many seconds, until the others have heard why.
 _LAST_WORDS = 2.0
 
 

@@ -59,10 +59,10 @@ class StartedJob:
         if isinstance(error, (Timeout, PeerLost)):
             self.dump(context, f"after {type(error).__name__}: {error}", briefly=True)
         self._give_reason(context, error)
-        flight_record.tell_elastic(error)
+        flight_record.report_to_elastic(error)
 
     def _give_reason(self, context: _native.ContextCore, error: BaseException) -> None:
-        """Leave a line for the errors of the other ranks, who know of losses themselves."""
+        """Leave a line for the errors of the other ranks, which notice losses themselves."""
         if not isinstance(error, PeerLost):
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             context._give_reason(line.encode(errors="replace")[:180].decode(errors="ignore"))

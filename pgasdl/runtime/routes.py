@@ -17,7 +17,7 @@ from pgasdl.transports import AUTO, TRANSPORTS, WAYS, Transport
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A rank's words about itself to all others at init.
+    """The description of a rank, which all others get at init.
 
     ``host`` : equal for ranks that can map each other's memory
     ``asked`` : its ``transport`` setting
@@ -190,7 +190,7 @@ def _unavailable(row: Transport, needed: str, rank: int, why: str) -> Unavailabl
 def topology_of(
     launch: Launch, ranks: Sequence[RankInfo], *, mapped: bool, near: frozenset[int]
 ) -> Topology:
-    """Derive the topology from what all ranks told. Raises what :func:`decide` raises.
+    """Derive the topology from all ranks' descriptions. Raises what :func:`decide` raises.
 
     ``mapped`` False: threads do not map each other's memory. ``near``: the ranks whose windows MPI
     can share with this one's.

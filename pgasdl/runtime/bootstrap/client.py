@@ -144,7 +144,7 @@ class StoreClient(Store):
                     FrameKind.GATHER, options + body, remaining, f"get {key!r}", look
                 )
             except Timeout:
-                options = GATHER_OPTIONS.pack(False, len(values))  # who owes its value?
+                options = GATHER_OPTIONS.pack(False, len(values))  # ask which rank owes its value
                 frame = self._request(
                     FrameKind.GATHER, options + body, _STATUS_SECONDS, f"get {key!r}"
                 )

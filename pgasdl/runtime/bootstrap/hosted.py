@@ -1,4 +1,4 @@
-"""The store of a job that one of its ranks serves, and who serves when that rank is lost."""
+"""The store of a job that one of its ranks serves; if that rank is lost, another one serves."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class HostedStore(Store):
         return self._client.states(timeout)
 
     def exchange(self, key: str, value: bytes, timeout: float | None = None) -> list[bytes]:
-        """Exchange values; see :meth:`Store.exchange`. The first one also tells who could serve."""
+        """Exchange values; see :meth:`Store.exchange`. The first one also carries addresses."""
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         if self._successors is None:
             host, port = self._listener.getsockname()[:2]
-            told = super().exchange("successor", f"{port} {host}".encode(), limit)
-            words = (each.decode().split(" ", 1) for each in told)
+            addresses = super().exchange("successor", f"{port} {host}".encode(), limit)
+            words = (each.decode().split(" ", 1) for each in addresses)
             self._successors = [(host, int(port)) for port, host in words]
         return super().exchange(key, value, max(0.0, deadline - time.monotonic()))
 

@@ -32,7 +32,7 @@ _DISTINCT = 8  # bytes that differ, in any random text
 _N_PORTS = 8
 _DISCARD = 9  # a port, as sockets need one to find a route
 _VARIABLE = "PGASDL_SECRET_FD"
-_taken: int | None = None  # the number that the variable gave
+_taken: int | None = None  # the descriptor in the variable
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _FIRST_PORT, _LAST_PORT = 20000, 32767  # below Linux's ephemeral range
 
@@ -54,7 +54,7 @@ def sealed_secret(secret: bytes) -> int:
 def descriptor_of_secret(config: Config) -> int | None:
     """Return the descriptor that `pgasdl run` gave to this process, also to its second init.
 
-    The variable is taken away: in processes that this one starts the number belongs to other files.
+    This removes the variable: in processes that this one starts the number belongs to other files.
     """
     global _taken  # noqa: PLW0603
     if config.secret_fd is not None:
@@ -69,8 +69,8 @@ def descriptor_of_secret(config: Config) -> int | None:
 def secret_from_descriptor(descriptor: int) -> bytes:
     """Read the secret from the descriptor of `pgasdl run`; children do not inherit it further.
 
-    In a process that a rank started the number may be that of any file, such as a pipe: only what
-    is sealed as :func:`sealed_secret` does it is read.
+    It reads only what has the seals of :func:`sealed_secret`: in a process that a rank started, the
+    number may be that of any file, such as a pipe.
     """
     hint = "only processes that `pgasdl run` starts itself have it, their children do not"
     try:

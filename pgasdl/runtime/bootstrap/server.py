@@ -3,8 +3,9 @@
 A connection that has not proved itself costs one small object for at most two seconds. At most
 ``MIN_PENDING`` of them exist, or twice the number of ranks until all have come, but no more than an
 eighth of the descriptors allowed. A newer one then evicts another: one that has said nothing, else
-any. Chance picks it, so whoever connects without end cannot shut out even ranks that answer slowly;
-they try again. Bytes that have arrived are read before: a rank whose proof is here is not evicted.
+any. Chance picks it. So a stranger that connects without end cannot shut out ranks, not even slow
+ones, which try again. The server first reads the bytes that have arrived: it evicts no rank whose
+proof is here.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class StoreServer:
         os.close(self._wake)
 
     def ended(self, rank: int) -> None:
-        """Tell that the process of ``rank`` has ended: nobody waits for it, in any generation."""
+        """Note that the process of ``rank`` has ended: no rank waits for it, in any generation."""
         self._ended.append(rank)
         os.eventfd_write(self._wake, 1)
 
@@ -212,7 +213,7 @@ class StoreServer:
                 self._drop(connection, str(error))
 
     def _most_pending(self) -> int:
-        """Return how many strangers there may be: they leave descriptors for the job."""
+        """Return how many strangers there may be: the job needs descriptors, too."""
         wanted = max(MIN_PENDING, 2 * self.size if RankState.ABSENT in self._states else 0)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(wanted, max(_FEWEST_PENDING, limit // 8))

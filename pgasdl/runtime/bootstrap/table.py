@@ -138,7 +138,7 @@ class Table:
         for question in hopeless:
             self._withdraw(question)
         for question in hopeless:
-            self._tell(question, FrameKind.GONE, NUMBER.pack(rank))
+            self._answer_all(question, FrameKind.GONE, NUMBER.pack(rank))
 
     def _put(self, connection: Connection, request: int, key: Key, value: bytes) -> None:
         added = len(key[1]) + len(value) - self._size_of(key)
@@ -161,9 +161,9 @@ class Table:
         self._reply(connection, FrameKind.DONE, request, b"")
         for question, complete in ended:
             if complete:
-                self._tell(question, FrameKind.VALUE, self._answer(question))
+                self._answer_all(question, FrameKind.VALUE, self._answer(question))
             else:
-                self._tell(question, FrameKind.GONE, NUMBER.pack(question.owner))
+                self._answer_all(question, FrameKind.GONE, NUMBER.pack(question.owner))
 
     def _delete(self, connection: Connection, request: int, key: Key) -> None:
         self._stored -= self._size_of(key)
@@ -231,8 +231,8 @@ class Table:
         self._answered = question.identity, bytes(answer)
         return self._answered[1]
 
-    def _tell(self, question: Question, kind: FrameKind, body: bytes) -> None:
-        """Answer all who asked a question that waits no more."""
+    def _answer_all(self, question: Question, kind: FrameKind, body: bytes) -> None:
+        """Answer all requests that ask a question."""
         for connection, request in list(question.askers):
             if connection.waiting.pop(request, None) is not None:  # else dropped in this loop
                 self._reply(connection, kind, request, body)
@@ -267,5 +267,5 @@ class Table:
 
 
 def _entry(value: bytes, last: bytes | None) -> bytes:
-    """Return a value as it stands in the answer to a gather, where ranks often say the same."""
+    """Return a value's bytes in the answer to a gather, where many ranks give the same value."""
     return NUMBER.pack(AS_BEFORE) if value == last else NUMBER.pack(len(value)) + value

@@ -28,7 +28,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
     """Run ``work`` in a forked process and return its exit status.
 
-    Call it before any thread starts. ``work`` gets a function that tells whether this process, its
+    Call it before any thread starts. ``work`` gets a function that says whether this process, its
     guard, is gone. It starts with the signals ``FORWARDED`` blocked, and unblocks them when it is
     ready. When the guard dies, ``work`` gets SIGTERM. Afterwards this process has its earlier
     signal mask and children again.

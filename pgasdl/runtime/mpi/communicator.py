@@ -1,4 +1,4 @@
-"""Things that a user's communicator keeps between contexts: a copy of it, and the core's world."""
+"""The state that a user's communicator keeps between contexts: a copy of it, the core's world."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def threads(mpi: Any) -> str:
 def sends_through_memory(mpi: Any) -> bool:
     """Whether the library sends messages through shared memory inside a machine.
 
-    Open MPI does unless it was told its ways, and this one is not among them. For MPICH
-    ``COMM_TYPE_SHARED`` tells.
+    Open MPI does, unless OMPI_MCA_btl names ways without this one. For MPICH,
+    ``COMM_TYPE_SHARED`` says it.
     """
     if not version(mpi).startswith("Open MPI"):
         return True

@@ -1,7 +1,7 @@
 """How the ranks of a communicator meet: rank 0 serves a store, and sends its address by MPI.
 
-The job's secret is sent, too, as MPI sends everything: in the clear, between machines over the
-network. It does not travel where all ranks have it, by PGASDL_SECRET_FILE.
+MPI also sends the job's secret, in the clear, between machines over the network. The secret does
+not travel where all ranks have it by PGASDL_SECRET_FILE.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator
     _require_whole_job(mpi, comm, config, explicit=communicator is not None)
-    # Before the others wait for this rank in a call of MPI, which has no deadline.
+    # A wrong file raises here, before others wait for this rank in MPI, which has no deadline.
     path = config.secret_file if comm.size > 1 else None
     secret = None if path is None else rendezvous.secret_from_file(path)
     state = state_of(mpi, comm)

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _END_SECONDS = 10.0
-_WORDS_SECONDS = (
-    0.5  # at an abort launchers drop output that they have not forwarded, such as tracebacks
-)
+# At an abort launchers drop output that they have not forwarded, such as tracebacks.
+_WORDS_SECONDS = 0.5
 _FAILED_SECONDS = 5.0  # in which a failed rank may say why and abort the job itself
 
 _worlds: list[_native.MpiWorld] = []
@@ -40,13 +39,13 @@ def note_losses(rank: int, states: Sequence[str]) -> None:
 
 
 def finish_at_exit(world: _native.MpiWorld) -> None:
-    """Keep a world until this process ends; it is given up before MPI_Finalize."""
+    """Keep a world until this process ends; it is released before MPI_Finalize."""
     _worlds.append(world)
 
 
 @functools.cache  # once
 def abort_or_finish_with_python() -> None:
-    """Abort the job, or give up the worlds, when Python ends."""
+    """Abort the job, or finish the worlds, when Python ends."""
     atexit.register(_end)
 
 
