@@ -19,7 +19,7 @@ from pgasdl.settings.variables import (
     BY_NAME,
     PREFIX,
     VARIABLES,
-    Settings,
+    Variables,
     format_value,
     listing,
     nearest,
@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Settings):
+class Config(Variables):
     """Settings of a context: each field from an argument, else its variable, else its default."""
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPlace:
     """The description of a block, without its elements."""
 
     name: str
@@ -54,7 +54,7 @@ class Place:
         return f"{self.name}[{rows},{self.column}:{self.column + self.columns}]"
 
 
-def block_of(shard: Shard) -> tuple[Place, Array]:
+def block_of(shard: Shard) -> tuple[ShardPlace, Array]:
     """Return the place of a block, and its elements as they are written.
 
     ValueError: it does not lie in its matrix. TypeError: safetensors does not have its dtype.
@@ -69,12 +69,14 @@ def block_of(shard: Shard) -> tuple[Place, Array]:
             f"{shard.name}: a block of {array.shape} at ({row}, {column}) does not lie in a matrix "
             f"of {(rows, columns)}"
         )
-    return Place(shard.name, array.dtype.name, (rows, columns), row, column, *array.shape), array
+    return ShardPlace(
+        shard.name, array.dtype.name, (rows, columns), row, column, *array.shape
+    ), array
 
 
-def check(places: Iterable[Place]) -> None:
+def check(places: Iterable[ShardPlace]) -> None:
     """Raise ValueError unless the blocks of every matrix fit, and cover each element once."""
-    matrices: dict[str, list[Place]] = {}
+    matrices: dict[str, list[ShardPlace]] = {}
     for place in places:
         matrices.setdefault(place.name, []).append(place)
     for name, blocks in matrices.items():
@@ -88,7 +90,7 @@ def check(places: Iterable[Place]) -> None:
             )
 
 
-def _times_covered(shape: tuple[int, int], blocks: list[Place]) -> Array:
+def _times_covered(shape: tuple[int, int], blocks: list[ShardPlace]) -> Array:
     """Return how many blocks each cell has, of the grid in which their edges cut the matrix."""
     rows = np.unique([0, shape[0], *(at for b in blocks for at in (b.row, b.row + b.rows))])
     columns = np.unique(

@@ -9,7 +9,7 @@ import numpy as np
 
 from pgasdl.checkpoint.files import reading, require, sha256
 from pgasdl.checkpoint.forms import load
-from pgasdl.checkpoint.shard import Place
+from pgasdl.checkpoint.shard import ShardPlace
 from pgasdl.checkpoint.spread import INDEX, STATE, places_of, read_index
 from pgasdl.checkpoint.state import DTYPES, Array
 
@@ -25,7 +25,7 @@ class Sharded:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._blocks: dict[str, list[tuple[Path, Place]]] = {}
+        self._blocks: dict[str, list[tuple[Path, ShardPlace]]] = {}
         with reading(path / INDEX):
             files = read_index(path)
         for file in files:

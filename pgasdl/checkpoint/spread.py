@@ -14,7 +14,7 @@ from typing import Any
 
 from pgasdl.checkpoint import one_file
 from pgasdl.checkpoint.files import begin, finish, partial, sha256, sync
-from pgasdl.checkpoint.shard import Place, Shard, block_of, check
+from pgasdl.checkpoint.shard import Shard, ShardPlace, block_of, check
 from pgasdl.checkpoint.state import digest, flatten
 from pgasdl.errors import CheckpointError
 
@@ -73,14 +73,14 @@ def _write_files(
     return written
 
 
-def _entry(path: Path, places: list[Place]) -> dict[str, Any]:
+def _entry(path: Path, places: list[ShardPlace]) -> dict[str, Any]:
     sync(path)
     return {"file": path.name, "sha256": sha256(path), "blocks": [asdict(each) for each in places]}
 
 
-def places_of(file: dict[str, Any]) -> list[Place]:
+def places_of(file: dict[str, Any]) -> list[ShardPlace]:
     """Return the places of the blocks in a file of the index."""
-    return [Place(**{**each, "shape": tuple(each["shape"])}) for each in file["blocks"]]
+    return [ShardPlace(**{**each, "shape": tuple(each["shape"])}) for each in file["blocks"]]
 
 
 def _publish(path: Path, files: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The folder of a disk cache: its lock, its count, and which files are whose."""
+"""The folder of a disk cache: its lock, its count, which files are whose; and a block's file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import os
 import re
 import secrets
 import stat
+import struct
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pgasdl.errors import DataError
+from pgasdl.input.descriptors import Descriptor
 from pgasdl.trust import open_plain
 
 _DIGEST = re.compile("[0-9a-f]{32}")  # only blocks are ever removed from a user's folder
@@ -22,7 +26,7 @@ _LOCKED_FOR = 10.0  # seconds that another process may hold the lock
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockFile:
     """A file in the folder; ``number`` is that of a block of this data set."""
 
     path: str
@@ -89,7 +93,7 @@ class BlockFolder:
         """Note the bytes of all blocks."""
         os.pwrite(lock, b"%020d" % total, 0)
 
-    def scan(self) -> list[Block]:
+    def scan(self) -> list[BlockFile]:
         """Return what lies in the folder; the folder is locked."""
         # First what is being written: it may become a block meanwhile, and is counted twice then.
         found = self.sweep()
@@ -99,10 +103,10 @@ class BlockFolder:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
                         number = int(file.name) if folder.path == self.blocks else None
-                        found.append(Block(file.path, status.st_size, status.st_mtime, number))
+                        found.append(BlockFile(file.path, status.st_size, status.st_mtime, number))
         return found
 
-    def sweep(self) -> list[Block]:
+    def sweep(self) -> list[BlockFile]:
         """Remove the unfinished files of dead processes, and return the others."""
         found = []
         for file in _entries(self.path):
@@ -112,7 +116,7 @@ class BlockFolder:
                         os.unlink(file.path)
                     else:
                         found.append(
-                            Block(file.path, file.stat().st_size, math.inf, is_unfinished=True)
+                            BlockFile(file.path, file.stat().st_size, math.inf, is_unfinished=True)
                         )
         return found
 
@@ -151,3 +155,62 @@ def _flocked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+_CHUNK = 64 << 10  # bytes that have a checksum
+_TRAILER = struct.Struct("<4sIQ")  # a name, the CRC-32 of the checksums, the block's bytes
+_NAME = b"pgb2"
+
+
+def ending(data: memoryview) -> bytes:
+    """Return the bytes that follow a block in its file."""
+    crcs = [zlib.crc32(data[at : at + _CHUNK]) for at in range(0, data.nbytes, _CHUNK)]
+    table = struct.pack(f"<{len(crcs)}I", *crcs)
+    return table + _TRAILER.pack(_NAME, zlib.crc32(table), data.nbytes)
+
+
+@dataclass(slots=True)
+class Seen:
+    """A block that was read: its file, its bytes, the time of the touch, and its sound chunks."""
+
+    inode: int
+    nbytes: int
+    touched: float = -math.inf
+    sound: int = 0  # a bit for each
+
+
+def checksums(descriptor: Descriptor) -> tuple[int, tuple[int, ...]]:
+    """Return a block's bytes and the checksums of its chunks; DataError: its end is none."""
+    end = descriptor.nbytes - _TRAILER.size
+    trailer = memoryview(bytearray(_TRAILER.size))
+    if end < 0 or not descriptor.fill(end, trailer):
+        raise DataError(f"it has {end + _TRAILER.size} bytes")
+    name, crc, nbytes = _TRAILER.unpack(trailer)
+    count = -(-nbytes // _CHUNK)
+    if name != _NAME or nbytes + 4 * count != end:
+        raise DataError("it has no end")
+    table = memoryview(bytearray(4 * count))
+    if (count and not descriptor.fill(nbytes, table)) or zlib.crc32(table) != crc:
+        raise DataError("it does not have the checksums that were written")
+    return nbytes, struct.unpack(f"<{count}I", table)
+
+
+def fill(descriptor: Descriptor, seen: Seen, offset: int, out: memoryview) -> None:
+    """Read a part of a block, and compare chunks that were not read before."""
+    first, last = offset // _CHUNK, (offset + len(out) - 1) // _CHUNK
+    wanted = (1 << last + 1) - (1 << first)
+    whole, begin = out, offset
+    if unknown := wanted & ~seen.sound:
+        begin, end = first * _CHUNK, min((last + 1) * _CHUNK, seen.nbytes)
+        if end - begin > len(out):
+            whole = memoryview(bytearray(end - begin))
+    if not descriptor.fill(begin, whole):
+        raise DataError("it ends too early")
+    if unknown:
+        crcs = checksums(descriptor)[1][first : last + 1]
+        for at, crc in zip(range(0, len(whole), _CHUNK), crcs, strict=True):
+            if zlib.crc32(whole[at : at + _CHUNK]) != crc:
+                raise DataError("it does not have the bytes that were written")
+        seen.sound |= wanted
+    if whole is not out:
+        out[:] = whole[offset - begin :][: len(out)]

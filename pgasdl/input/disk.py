@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pgasdl.errors import DataError
-from pgasdl.input.block_folder import Block, BlockFolder
-from pgasdl.input.chunks import Seen, checksums, ending, fill
+from pgasdl.input.block_folder import BlockFile, BlockFolder, Seen, checksums, ending, fill
 from pgasdl.input.descriptors import Descriptor, Descriptors
 from pgasdl.trust import make_folder, who_else_writes
 
@@ -259,7 +258,7 @@ class DiskCache:
         self._refusals = _BATCH if total > room else 0
         return total
 
-    def _use(self, block: Block) -> float:
+    def _use(self, block: BlockFile) -> float:
         if self._next_use is None or block.number is None:
             return -block.used
         return self._next_use(block.number)

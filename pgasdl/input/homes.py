@@ -64,7 +64,7 @@ class Mapped:
 class Remote:
     """A rank's memory that is read by the transport."""
 
-    def __init__(self, service: Service, parts: Parts, peer: int) -> None:
+    def __init__(self, service: BlockService, parts: Parts, peer: int) -> None:
         self._service, self._parts, self._peer = service, parts, peer
 
     def entry(self, index: int) -> int:
@@ -83,7 +83,7 @@ class Remote:
         self._service.read(self._peer, source, self._parts.buffer, out)
 
 
-class Service:
+class BlockService:
     """A rank's segment: it asks other ranks for blocks, and a thread answers what they ask."""
 
     def __init__(self, group: Group, segment: Any, parts: Parts) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pgasdl.errors import PgasError, Timeout
 from pgasdl.group import Group
-from pgasdl.input.homes import NOW, SOON, Mapped, Parts, Remote, Service
+from pgasdl.input.homes import NOW, SOON, BlockService, Mapped, Parts, Remote
 from pgasdl.input.shelf import FAILED, Shelf, slot_of
 
 _LOG = logging.getLogger("pgasdl")
@@ -54,13 +54,13 @@ class JobMemory:
         self._parts = parts = Parts(n_own, n_slots, block_bytes)
         self._seen: dict[int, int] = {}  # each block's entry when it was last read
         self._homes: dict[int, Mapped | Remote] = {}
-        self._service: Service | None = None
+        self._service: BlockService | None = None
         if group is None or group.size == 1:
             self._own = Mapped(parts, np.zeros(parts.nbytes, np.uint8))
         else:
             segment = group.context.segment(parts.nbytes, notifications=1, group=group)  # type: ignore[attr-defined]
             self._own = Mapped(parts, segment.numpy(np.uint8))
-            self._service = Service(group, segment, parts)
+            self._service = BlockService(group, segment, parts)
             for rank in range(group.size):
                 self._homes[rank] = self._service.home(rank)
         size, own = self._size, self._rank

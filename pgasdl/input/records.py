@@ -18,9 +18,8 @@ from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import FORMATS, Format, format_of
 from pgasdl.input.formats.arrays import Arrays
-from pgasdl.input.index import Index
+from pgasdl.input.index import Index, Readers
 from pgasdl.input.levels import BytesRead, Levels
-from pgasdl.input.members import Members
 from pgasdl.input.nearby import Nearby, Range
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
@@ -98,7 +97,7 @@ class Records:
         if format is not None and format not in FORMATS:
             raise ValueError(f"format {format!r}: there are {', '.join(FORMATS)}")
         self.group = group
-        self._members = Members(group, timeout)
+        self._members = Readers(group, timeout)
         self._again = functools.partial(
             Records, format=format, local=local, cache_limit=cache_limit, memory=0, timeout=timeout
         )

@@ -14,8 +14,7 @@ from urllib.parse import unquote
 
 from pgasdl.errors import ClosedError, DataError, UnavailableError
 from pgasdl.input.descriptors import Descriptors
-from pgasdl.input.files import File
-from pgasdl.input.paths import expanded, local, magic
+from pgasdl.input.files import File, expanded, local, magic
 from pgasdl.input.remote import ask, cause, is_refusal, library, ranged
 from pgasdl.input.threads import at_once
 

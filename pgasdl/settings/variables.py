@@ -77,7 +77,7 @@ _PATH = Text(r"[^\0]{1,4095}", "a path")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Variables:
     """A row for each variable: its field and type, its parser, its default and its meaning."""
 
     rank: int | None = _row(_RANK, None, "rank of this process; with PGASDL_SIZE")
@@ -251,7 +251,7 @@ class Settings:
 
 VARIABLES = tuple(
     Variable(PREFIX + row.name.upper(), default=row.default, **row.metadata)
-    for row in fields(Settings)
+    for row in fields(Variables)
 )
 
 BY_NAME = {variable.name: variable for variable in VARIABLES}

@@ -24,8 +24,7 @@ from pgasdl.simulate.papers import STUDIES
 from pgasdl.simulate.program import Exchange, workspace_bytes
 from pgasdl.simulate.run import simulate
 from pgasdl.tools.command import Names, PlanNames, ToolCommand, json_option
-from pgasdl.tools.json_document import write_json
-from pgasdl.tools.sizes import parse_size, unknown_name
+from pgasdl.tools.text import parse_size, unknown_name, write_json
 
 _HELP = """\
 Simulates exchanges event by event on a modelled machine: ports, over-subscribed links, additions,

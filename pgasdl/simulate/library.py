@@ -57,7 +57,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class StartupTraffic:
     """Messages of one rank and the store, and their bytes; a frame is a message."""
 
     sent: int
@@ -71,7 +71,7 @@ def memory(n_ranks: int, config: Config) -> dict[str, int]:
     return _native.group_memory(n_ranks, True, config.limits(n_ranks).passive_bytes)
 
 
-def startup(rank: int, n_ranks: int, values: Iterable[Value]) -> Traffic:
+def startup(rank: int, n_ranks: int, values: Iterable[Value]) -> StartupTraffic:
     """Return the messages of a rank and the store during ``init``."""
     sent, received = 2, 2
     sent_bytes = HELLO.size + MAC_BYTES
@@ -87,7 +87,7 @@ def startup(rank: int, n_ranks: int, values: Iterable[Value]) -> Traffic:
         sent_bytes += FRAME_BYTES + put + n_answers * (FRAME_BYTES + ask)
         received_bytes += FRAME_BYTES + n_answers * (FRAME_BYTES + first)
         received_bytes += (n_ranks - n_answers) * more
-    return Traffic(sent, sent_bytes, received, received_bytes)
+    return StartupTraffic(sent, sent_bytes, received, received_bytes)
 
 
 def transport_here(config: Config) -> str:

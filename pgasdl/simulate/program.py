@@ -58,13 +58,7 @@ class Exchange:
 
 
 def program(exchange: Exchange, size: int) -> _native.Program:
-    """Return the engine's program of an exchange of ``size`` ranks.
-
-    Raises
-    ------
-    PlanError
-        No such plan, or it does not take these options.
-    """
+    """Return the engine's program of an exchange; PlanError: no such plan or options."""
     outline = OUTLINES.get(exchange.plan)
     plain = exchange.kind != "update" and not exchange.options
     if outline is not None and size >= _OUTLINED and plain and exchange.count:
@@ -73,13 +67,7 @@ def program(exchange: Exchange, size: int) -> _native.Program:
 
 
 def workspace_bytes(exchange: Exchange, size: int) -> int:
-    """Return the bytes of a plan's own buffers on each of ``size`` ranks.
-
-    Raises
-    ------
-    PlanError
-        No such plan, or it does not take these options or so many ranks.
-    """
+    """Return the bytes of a plan's own buffers on a rank; PlanError: no such plan or options."""
     plan = spec_of(exchange.plan).build(
         0, size, exchange.count, kind=exchange.kind, wire=False, **dict(exchange.options)
     )

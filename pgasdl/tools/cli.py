@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from pgasdl.tools.command import USAGE_ERROR, ToolGroup, colour, complete, json_option
-from pgasdl.tools.json_document import write_json
+from pgasdl.tools.text import write_json
 
 __all__ = ["USAGE_ERROR", "main", "package_version"]
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pgasdl.errors import ConfigError, PgasError
-from pgasdl.tools.sizes import ALL, parse_names, unknown_name
+from pgasdl.tools.text import ALL, parse_names, unknown_name
 
 USAGE_ERROR = 2
 

@@ -25,8 +25,8 @@ import click
 
 from pgasdl import _load_native
 from pgasdl.tools import gpus, probes, rdma
-from pgasdl.tools.json_document import write_json
 from pgasdl.tools.probes import ProbeResult
+from pgasdl.tools.text import write_json
 from pgasdl.transports import TRANSPORTS
 
 TESTED_TORCH = "2.13.0"

@@ -15,6 +15,7 @@ from typing import Any
 from pgasdl import _load_native
 from pgasdl.errors import PgasError
 from pgasdl.kernel import read_line
+from pgasdl.tools.text import aligned
 
 SYS = Path("/sys")
 _PEER_MEMORY = (
@@ -110,12 +111,7 @@ def report(found: GpuSurvey) -> Iterator[str]:
     if not found.gpus:
         yield f"no GPU: {found.missing}"
         return
-    rows = [_HEADINGS, *(_cells(gpu, found) for gpu in found.gpus)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    for row in rows:
-        yield "  ".join(
-            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
+    yield from aligned([_HEADINGS, *(_cells(gpu, found) for gpu in found.gpus)])
     yield ""
     yield "; ".join(common(found))
 

@@ -18,7 +18,7 @@ from pgasdl.jobs.client import Client
 from pgasdl.jobs.job import State
 from pgasdl.jobs.messages import Command
 from pgasdl.tools.command import Names, ToolCommand, ToolGroup, json_option
-from pgasdl.tools.json_document import write_json
+from pgasdl.tools.text import write_json
 
 _ANSWER = 60.0  # seconds for a job to obey
 _SUBMIT = """\

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pgasdl import numa
 from pgasdl.tools.gpus import Gpu
 from pgasdl.tools.rdma import RdmaAddress
+from pgasdl.tools.text import aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,8 @@ def report(nodes: Sequence[Node]) -> Iterator[str]:
         else:
             words += f", distance {node.distance}"
         yield words
-        width = max(map(len, [*node.ports, *node.gpus]), default=0)
-        for name in (*node.ports, *node.gpus):
-            yield f"  {name:<{width}}  {node.ports.get(name, '')}".rstrip()
+        names = (*node.ports, *node.gpus)
+        yield from (f"  {row}" for row in aligned([(n, node.ports.get(n, "")) for n in names]))
 
 
 def _node(number: int, known: dict[int, str]) -> int:

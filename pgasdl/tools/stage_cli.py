@@ -10,8 +10,7 @@ import click
 from pgasdl.input.formats import FORMATS
 from pgasdl.input.records import Records
 from pgasdl.tools.command import Names, ToolCommand, json_option
-from pgasdl.tools.json_document import write_json
-from pgasdl.tools.sizes import parse_size
+from pgasdl.tools.text import parse_size, write_json
 
 _HELP = """\
 Bring a data set (files, folders, patterns or URLs) to a folder of this machine, where jobs find it

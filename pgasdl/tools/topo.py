@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from pgasdl.config import Config
 from pgasdl.tools import gpus, nodes
-from pgasdl.tools.json_document import write_json
 from pgasdl.tools.rdma import RdmaAddress, Survey, survey
+from pgasdl.tools.text import aligned, write_json
 
 _HEADINGS = (
     "", "DEVICE", "PORT", "GID", "STATE", "LINK", "TYPE", "GBIT/S", "MTU", "LID", "ADDRESS",
@@ -68,26 +68,16 @@ def _rails(config: Config, found: Survey) -> str:
 
 def _report(found: Survey, in_use: dict[str, str]) -> Iterator[str]:
     if found.addresses:
-        yield from _table(found.addresses)
+        yield from aligned([(*_HEADINGS, ""), *map(_cells, found.addresses)])
         yield ""
     if found.chosen:
         yield "* for the first rank here; PGASDL_VERBS_DEVICE and PGASDL_VERBS_GID choose another"
         yield ""
         yield "its settings, which `pgasdl env` explains:"
-        width = max(map(len, in_use))
-        yield from (f"{name:<{width}}  {value}" for name, value in in_use.items())
+        yield from aligned([*in_use.items()])
         return
     yield f"no transport verbs: {found.missing}"
     yield f"fix: {found.fix}"
-
-
-def _table(addresses: Sequence[RdmaAddress]) -> Iterator[str]:
-    rows = [_HEADINGS, *(_cells(address) for address in addresses)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    notes = ["", *("chosen" if address.chosen else address.refused for address in addresses)]
-    for row, note in zip(rows, notes, strict=True):
-        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield f"{cells}  {note}".rstrip()
 
 
 def _cells(address: RdmaAddress) -> tuple[str, ...]:
@@ -105,4 +95,5 @@ def _cells(address: RdmaAddress) -> tuple[str, ...]:
         address.gid or "-",
         address.net_device or "-",
         "-" if address.numa_node < 0 else str(address.numa_node),
+        "chosen" if address.chosen else address.refused,
     )

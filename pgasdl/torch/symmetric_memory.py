@@ -43,8 +43,7 @@ from pgasdl.group import Group, Steps
 from pgasdl.segment import Segment
 from pgasdl.torch import streams
 from pgasdl.torch.members import Members, index_of, members_of, own_context
-from pgasdl.torch.puts import STAGING_BYTES, Puts
-from pgasdl.torch.signals import Signals
+from pgasdl.torch.puts import STAGING_BYTES, Puts, Signals
 
 __all__ = [
     "SymmetricMemory",

@@ -25,8 +25,7 @@ from pgasdl.errors import (
 from pgasdl.group import Steps
 from pgasdl.torch import streams
 from pgasdl.torch.members import Members, index_of, members_of
-from pgasdl.torch.puts import STAGING_BYTES, Finish, Puts
-from pgasdl.torch.signals import Signals
+from pgasdl.torch.puts import STAGING_BYTES, Finish, Puts, Signals
 
 _SIGNAL, _END = _LANES = range(2)
 

@@ -236,7 +236,7 @@ class GradientExchange:
 
     @property
     def times(self) -> list[LayerTimes]:
-        """The cost of each layer in all iterations so far, as ``ctx.counters()`` tells it."""
+        """The cost of each layer in all iterations so far, as ``ctx.counters()`` reports it."""
         return [LayerTimes(*self._schedule.total(layer)) for layer in range(len(self.layers))]
 
     # --- one iteration

@@ -7,7 +7,7 @@ import os
 from pgasdl.collectives.policy import Policy, load
 from pgasdl.errors import ConfigError
 from pgasdl.simulate.cli import choices
-from pgasdl.tools.sizes import parse_names, parse_sizes
+from pgasdl.tools.text import parse_names, parse_sizes
 
 _file = os.memfd_create("policy")
 

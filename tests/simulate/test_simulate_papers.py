@@ -8,11 +8,11 @@ import pytest
 
 import pgasdl.tools.cli
 from pgasdl.simulate.papers import STUDIES, caffegpi, dmath, mimatrix, s_caffe, swcaffe
-from pgasdl.simulate.papers.study import Study, Table, figures
+from pgasdl.simulate.papers.study import PaperTable, Study, figures
 from pgasdl.tools.chart import Chart, Series, draw
 
 
-def column(table: Table, name: str, place: int = 0) -> list[object]:
+def column(table: PaperTable, name: str, place: int = 0) -> list[object]:
     """A table's column; ``place`` counts the columns of this name."""
     at = [index for index, column in enumerate(table.columns) if column == name][place]
     return [row[at] for row in table.rows]
@@ -120,7 +120,7 @@ def test_caffegpi_gains_by_overlap() -> None:
 
 def test_a_study_is_written_with_its_pictures(tmp_path: Path) -> None:
     chart = Chart("one", "title", "bytes", "s", [Series("a", [1024, 4 << 20], [1e-3, 2.0])])
-    table = Table("t", ("x", "y"), [("a", 0.12345), (3, 1234.5)], ["a note"])
+    table = PaperTable("t", ("x", "y"), [("a", 0.12345), (3, 1234.5)], ["a note"])
     study = Study("p", "somebody", "machine", [table], [chart])
     said = study.write(tmp_path / "new")
     assert said == [f"wrote {tmp_path}/new/p.md", f"wrote {tmp_path}/new/one.png"]

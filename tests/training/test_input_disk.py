@@ -21,7 +21,7 @@ from disk_tools import MINE, OTHER, SIZE, STORED, content, get, kept, nbytes_of,
 from support.patience import PATIENCE
 from support.starting import finished
 
-from pgasdl.input import block_folder, chunks
+from pgasdl.input import block_folder
 from pgasdl.input.block_folder import BlockFolder
 from pgasdl.input.disk import DiskCache
 
@@ -121,7 +121,7 @@ def test_a_block_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cache = DiskCache(tmp_path, MINE)
     put(cache, *range(100))  # more than stay open
     monkeypatch.setattr(
-        chunks.zlib, "crc32", lambda data: [verified.append(len(data)), crc32(data)][1]
+        block_folder.zlib, "crc32", lambda data: [verified.append(len(data)), crc32(data)][1]
     )
     for _ in range(3):
         assert all(get(cache, block, 10, 10) == content(block)[10:20] for block in range(100))

@@ -19,8 +19,7 @@ from support.storage_server import ALWAYS, Faults, StorageServer
 
 from pgasdl.errors import ClosedError, DataError, UnavailableError
 from pgasdl.input.descriptors import Descriptor, Descriptors
-from pgasdl.input.files import File, Files
-from pgasdl.input.paths import expanded
+from pgasdl.input.files import File, Files, expanded
 from pgasdl.input.storage import Storage
 
 

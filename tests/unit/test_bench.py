@@ -18,12 +18,11 @@ import pgasdl.tools.cli
 from pgasdl import models
 from pgasdl.errors import ConfigError
 from pgasdl.tools.bench.floors import placement
-from pgasdl.tools.bench.output import Output
-from pgasdl.tools.bench.report import Table, ratio, short
+from pgasdl.tools.bench.output import Output, Report, ratio, short
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import Samples, durations
 from pgasdl.tools.bench.turns import Contender, best_of, usual
-from pgasdl.tools.sizes import parse_size, parse_sizes
+from pgasdl.tools.text import parse_size, parse_sizes
 
 KEYS = {"op", "transport", "plan", "ranks", "bytes", "dtype", "us", "floor_us", "placement"}
 FAST = ("--repeat", "1", "--seconds", "0.002")
@@ -154,7 +153,7 @@ def test_figures_are_short() -> None:
 
 def test_a_table_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
-    table = Table(Output(file=str(file)), {"plan": 6, "us": 5})
+    table = Report(Output(file=str(file)), {"plan": 6, "us": 5})
     table.begin()
     table.add({"plan": "tree", "us": 0.5}, ("tree", "0.500"))
     table.close()

@@ -149,7 +149,7 @@ ROOMS = (
     ("runtime",),
     ("torch.backend", "jobs"),
     ("loopback", "__init__"),
-    ("tools.chart", "tools.gpus", "tools.sizes", "tools.json_document"),
+    ("tools.chart", "tools.gpus", "tools.text"),
     ("tools.rdma",),
     ("tools.nodes", "tools.command", "tools.probes"),
     ("tools.topo",),

@@ -11,7 +11,7 @@ from math import isclose
 
 from pgasdl.plans.algorithms.blocks import blocks, scale_of
 from pgasdl.plans.algorithms.remap import Moves
-from pgasdl.plans.checker.symbols import Expr, Memory, Piece, Symbols
+from pgasdl.plans.checker.symbols import Expr, Piece, SymbolicMemory, Symbols
 from pgasdl.plans.plan import EXCHANGES, Plan, is_wire
 
 
@@ -93,7 +93,7 @@ class Verdict:
         self._first: dict[tuple[int, int, int, int], tuple[int, tuple[Piece, ...]]] = {}
         self._right: set[tuple[int, int, int]] = set()
 
-    def fault(self, layer: int, rank: int, iteration: int, memory: Memory) -> str | None:
+    def fault(self, layer: int, rank: int, iteration: int, memory: SymbolicMemory) -> str | None:
         """Return the fault in a rank's result of an iteration, or None."""
         for region in self._regions[rank]:
             fault = self._fault_in(region, layer, rank, iteration, memory)
@@ -102,7 +102,7 @@ class Verdict:
         return None
 
     def _fault_in(
-        self, region: Region, layer: int, rank: int, iteration: int, memory: Memory
+        self, region: Region, layer: int, rank: int, iteration: int, memory: SymbolicMemory
     ) -> str | None:
         pieces = memory.whole(region.begin, region.n)
         key = layer, iteration, region.begin, region.n

@@ -24,7 +24,7 @@ from itertools import count
 
 from pgasdl.plans.checker import Finding
 from pgasdl.plans.checker.results import Region, Verdict
-from pgasdl.plans.checker.symbols import Expr, Memory, Piece, Symbols, combine
+from pgasdl.plans.checker.symbols import Expr, Piece, SymbolicMemory, Symbols, combine
 from pgasdl.plans.plan import (
     Call,
     Copy,
@@ -141,7 +141,7 @@ class _Replay:
         self._sleepers: dict[tuple[int, int, int], _Lane] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = count()
-        self._memory: dict[tuple[int, int, str], Memory] = {}
+        self._memory: dict[tuple[int, int, str], SymbolicMemory] = {}
         self._applications: list[list[_Application]] = []
         for plan in plans:
             self._applications.append([self._application(plan, layer) for layer in range(layers)])
@@ -151,7 +151,7 @@ class _Replay:
             value = self._symbols.garbage(f"{buffer} was never written")
             if buffer == "weights":
                 value = self._symbols.weights()
-            self._memory[layer, plan.rank, buffer] = Memory([(n, 0, value)])
+            self._memory[layer, plan.rank, buffer] = SymbolicMemory([(n, 0, value)])
         return _Application(layer, plan.rank)
 
     def run(self) -> list[Finding]:
@@ -265,7 +265,7 @@ class _Replay:
         self._sleepers[key] = lane
         return False
 
-    def _at(self, lane: _Lane, span: Span) -> Memory:
+    def _at(self, lane: _Lane, span: Span) -> SymbolicMemory:
         owner = lane.rank if span.rank is None else span.rank
         return self._memory[lane.layer, owner, span.buffer]
 

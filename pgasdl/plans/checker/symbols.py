@@ -85,7 +85,7 @@ class Symbols:
 Piece = tuple[int, int, Expr]
 
 
-class Memory:
+class SymbolicMemory:
     """One buffer of one rank, in pieces."""
 
     __slots__ = ("_pieces", "_starts")
@@ -148,7 +148,7 @@ def combine(
     ends = {end for pieces in sources for end in accumulate(length for length, _, _ in pieces)}
     if len(ends) == 1:
         return [_combined(symbols, [pieces[0] for pieces in sources], make)]
-    views = [Memory(list(pieces)) for pieces in sources]
+    views = [SymbolicMemory(list(pieces)) for pieces in sources]
     result = []
     begin = 0
     for end in sorted(ends):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pgasdl import models
 from pgasdl.simulate.machine import Machine, flat
-from pgasdl.simulate.papers.study import Study, Table, figures
+from pgasdl.simulate.papers.study import PaperTable, Study, figures
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import Action, Compute, Join, Start, simulate
 from pgasdl.tools.chart import Chart, Series
@@ -98,7 +98,7 @@ def study() -> Study:
     alone = paper["table1"]["AlexNet"]["seconds"][paper["gpus"].index("K80")]
     found = {name: speedups(alone, name) for name in VARIANTS}
     printed = paper["speedup"]["4"]
-    table = Table(
+    table = PaperTable(
         "AlexNet, 256 images over all nodes: speed-up over one node (figure 6)",
         ("exchange", *(f"{nodes} nodes" for nodes in NODES), "4 nodes, paper"),
         [(name, *row, printed if name == PAPERS else "-") for name, row in found.items()],
@@ -130,14 +130,14 @@ def study() -> Study:
     return Study("caffegpi", paper["source"], taurus(4).name, tables, [chart])
 
 
-def _convergence(paper: dict[str, Any]) -> Table:
+def _convergence(paper: dict[str, Any]) -> PaperTable:
     rows = [
         (network, kind, row["batch"], seconds, hours, seconds * row["kilo_iterations"] / 3.6)
         for network, row in paper["table1"].items()
         for kind, seconds, hours in zip(paper["gpus"], row["seconds"], row["hours"], strict=True)
         if seconds is not None
     ]
-    return Table(
+    return PaperTable(
         "Time till convergence (table 1)",
         ("network", "on", "batch", "s an iteration, paper", "hours, paper", "computed"),
         rows,

@@ -11,7 +11,7 @@ from pgasdl.matrix.choice import choose
 from pgasdl.matrix.layout import Layout, columns, rows
 from pgasdl.plans.cost import Model, Pair
 from pgasdl.simulate.machine import Machine, supernodes
-from pgasdl.simulate.papers.study import Study, Table, figures, names
+from pgasdl.simulate.papers.study import PaperTable, Study, figures, names
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import simulate
 from pgasdl.tools.chart import Chart, Series
@@ -118,7 +118,7 @@ def rate(
     return batch / seconds
 
 
-def _links(paper: dict[str, Any]) -> Table:
+def _links(paper: dict[str, Any]) -> PaperTable:
     rows = []
     for size, measured in list(paper["microseconds"].items())[2:]:
         cells: list[object] = [size]
@@ -126,7 +126,7 @@ def _links(paper: dict[str, Any]) -> Table:
             line = paper["microseconds"]["1"][medium] + 1e6 * int(size) / _bandwidth(medium)
             cells += [measured[medium], line]
         rows.append(cells)
-    return Table(
+    return PaperTable(
         "Messages, microseconds (tables I and II)",
         names("bytes | internode EDR GDR, paper | line | CUDA P2P, paper | line"),
         rows,
@@ -138,7 +138,7 @@ def _links(paper: dict[str, Any]) -> Table:
     )
 
 
-def _training(paper: dict[str, Any], key: str, name: str) -> tuple[Table, Chart]:
+def _training(paper: dict[str, Any], key: str, name: str) -> tuple[PaperTable, Chart]:
     network, batch = key.split(", ")
     printed, others = paper["images_per_second"][key], paper["other_batch"][key]
     kinds = ("expresso", "nv-caffe")
@@ -167,7 +167,7 @@ def _training(paper: dict[str, Any], key: str, name: str) -> tuple[Table, Chart]
         notes.append(f"In parentheses: the paper's batch, where it is not {batch}.")
     if paper["asterisks"][key]:
         notes.append("* no memory for the best convolutions; ** memory is allocated anew (paper).")
-    table = Table(
+    table = PaperTable(
         f"{network}, images per second, {batch} images an iteration ({name})",
         ("GPUs", "spread, paper", "ours", "data-parallel, paper", "ours"),
         [
@@ -196,7 +196,7 @@ def _training(paper: dict[str, Any], key: str, name: str) -> tuple[Table, Chart]
     return table, chart
 
 
-def products(paper: dict[str, Any]) -> Table:
+def products(paper: dict[str, Any]) -> PaperTable:
     """Compare table V with the paper's algorithm on its links, and with pgasdl's product."""
     printed = {size: row for size, row in paper["gemm_seconds"].items() if size.isdigit()}
     ways = ((2, 1), (8, 3), (32, 5))  # GPUs, and dMath's column
@@ -210,7 +210,7 @@ def products(paper: dict[str, Any]) -> Table:
             cells.append("-" if row[at] is None else row[at])
             cells += [cyclic(n, gpus, alone), square(n, gpus, alone)]
         found.append(cells)
-    return Table(
+    return PaperTable(
         "Products of square matrices, seconds (table V)",
         names(
             "size | 1 GPU, paper | 2 GPUs, paper | its algorithm | pgasdl's | 8 GPUs, paper | "

@@ -6,7 +6,7 @@ from typing import Any
 
 from pgasdl import models
 from pgasdl.simulate.machine import Machine, supernodes
-from pgasdl.simulate.papers.study import Study, Table, figures, names
+from pgasdl.simulate.papers.study import PaperTable, Study, figures, names
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import simulate
 from pgasdl.tools.chart import Chart, Series
@@ -67,7 +67,7 @@ def study() -> Study:
                 1e3 * exchange(own, count),
             )
         )
-    table = Table(
+    table = PaperTable(
         "ResNet-50 to 65 %, 4 GPUs a worker (table 1)",
         names(
             "workers | minutes, paper | ours | scaling, paper | ours | one adapter a server | "
@@ -109,12 +109,12 @@ def study() -> Study:
     return Study("mimatrix", paper["source"], manoa(32, bandwidth).name, tables, [chart])
 
 
-def _price(paper: dict[str, Any], bandwidth: float) -> Table:
+def _price(paper: dict[str, Any], bandwidth: float) -> PaperTable:
     workers = paper["workers"]
     images = workers * paper["gpus_per_worker"] * paper["images_per_gpu"]
     ratio = 1 / (paper["minutes"] * paper["kilodollars"])
     took = 1e3 * exchange(manoa(workers, bandwidth), RESNET101)
-    return Table(
+    return PaperTable(
         "ResNet-101 to 70 %, 32 workers (section 4.2, figure 4)",
         ("", "paper", "computed"),
         [

@@ -12,7 +12,7 @@ from typing import Any
 from pgasdl import models
 from pgasdl.simulate.machine import Machine, flat, supernodes
 from pgasdl.simulate.papers.caffegpi import WORK
-from pgasdl.simulate.papers.study import Study, Table, figures, names
+from pgasdl.simulate.papers.study import PaperTable, Study, figures, names
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import Action, Compute, Join, Start, simulate
 from pgasdl.tools.chart import Chart, Series
@@ -75,7 +75,7 @@ def study() -> Study:
     shown = [4 * MB, 8 * MB, 64 * MB, 256 * MB]
     printed = paper["table2"] | {"flat": paper["table2"]["SC-B"]}
     aggregation, total = printed["flat"][:2]
-    table2 = Table(
+    table2 = PaperTable(
         "Gradient aggregation: speed-up over SC-B (table 2); ours over a binomial tree, 160 ranks",
         names(
             "variant | aggregation, paper | total, paper | speed-up, paper | ours, 4 MB | "
@@ -111,7 +111,7 @@ def study() -> Study:
     )
     tuned = [min(times.values()) for times in by_size.values()]
     gain = [by_size[size]["flat"] / time for size, time in zip(SIZES, tuned, strict=True)]
-    tuned_table = Table(
+    tuned_table = PaperTable(
         "Tuned choice against the flat tree, by size",
         ("bytes", "flat, ms", "best, ms", "which", "gain"),
         [
@@ -138,7 +138,7 @@ def study() -> Study:
     return Study("s-caffe", paper["source"], machine.name, tables, charts)
 
 
-def crossover(printed: int) -> tuple[Table, Chart]:
+def crossover(printed: int) -> tuple[PaperTable, Chart]:
     """Find the size from which a chain is faster than a binomial tree, by number of ranks."""
     rows: list[tuple[object, ...]] = []
     found = []
@@ -156,7 +156,7 @@ def crossover(printed: int) -> tuple[Table, Chart]:
         rows.append((ranks, "never" if at is None else at / MB))
         if at is not None:
             found.append((ranks, at / MB))
-    table = Table(
+    table = PaperTable(
         "A chain in chunks beats a binomial tree from (MB) on",
         ("ranks", "ours, MB"),
         rows,
@@ -237,7 +237,7 @@ def iteration(machine: Machine, layers: Layers, images: float, design: str) -> f
     return simulate(machine, exchanges, actions).seconds
 
 
-def training(paper: dict[str, Any]) -> Table:
+def training(paper: dict[str, Any]) -> PaperTable:
     """Compare what the text says of figures 8, 9, 10 and 13, and of SC-OBR."""
 
     def seconds(name: str, gpus: int, batch: int, design: str = "SC-OBR") -> float:
@@ -265,7 +265,7 @@ def training(paper: dict[str, Any]) -> Table:
             basic, better = (seconds("alexnet", gpus, batch, each) for each in ("SC-B", design))
             gain = 100 * (basic / better - 1)
             rows.append((f"{design} over SC-B, CaffeNet, %", gpus, batch, printed, gain))
-    return Table(
+    return PaperTable(
         "Training (figures 8, 9, 10 and 13, section 6.6)",
         ("", "GPUs", "images, ours", "paper", "ours"),
         rows,

@@ -20,7 +20,7 @@ class Printed(float):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PaperTable:
     """Rows of text; ``notes`` say where ours differs, and why."""
 
     title: str
@@ -50,7 +50,7 @@ class Study:
     paper: str
     source: str
     machine: str
-    tables: Sequence[Table]
+    tables: Sequence[PaperTable]
     charts: Sequence[Chart] = field(default=())
 
     def __str__(self) -> str:

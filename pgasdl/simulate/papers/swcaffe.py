@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pgasdl.simulate.machine import Machine, supernodes
-from pgasdl.simulate.papers.study import Study, Table, figures, names
+from pgasdl.simulate.papers.study import PaperTable, Study, figures, names
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import simulate
 from pgasdl.tools.chart import Chart, Series
@@ -97,7 +97,7 @@ def study() -> Study:
                 at_peak[model],
             )
         )
-    scaling = Table(
+    scaling = PaperTable(
         "1024 nodes: communication share and speed-up",
         names(
             "model | sub-batch | share %, paper | ours | speed-up, paper | ours | "
@@ -119,7 +119,7 @@ def study() -> Study:
             "sub-batch has the smaller share, as with AlexNet.",
         ],
     )
-    numbering = Table(
+    numbering = PaperTable(
         "What round-robin numbering is worth (all-reduce, seconds)",
         ("model", "nodes", "adjacent", "round-robin", "gain"),
         [
@@ -139,7 +139,7 @@ def study() -> Study:
     )
 
 
-def _striping() -> Table:
+def _striping() -> PaperTable:
     """Count the readers of each disk array: 5.2's blocks, each process at a random place."""
     stripe, part, data = 256 << 20, 192 << 20, 256 << 30
     chance = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def _striping() -> Table:
             readers = np.bincount(first % arrays, minlength=arrays)
             readers += np.bincount(second % arrays, beyond > 0, arrays).astype(np.int64)
             rows.append((nodes, arrays, int(readers.max()), 2 * nodes // arrays, load.max() / part))
-    return Table(
+    return PaperTable(
         "Striped input: 192 MB for each process, of blocks of 256 MB in turn on disk arrays",
         names(
             "processes | arrays | readers of the busiest array | 2 N / arrays, the paper's bound | "
@@ -168,7 +168,7 @@ def _striping() -> Table:
     )
 
 
-def kernels(paper: dict[str, Any]) -> list[Table]:
+def kernels(paper: dict[str, Any]) -> list[PaperTable]:
     """Compute the columns of tables 2 and 3 that follow from others."""
     batch, rows = paper["table2"]["batch"], []
     for name, (inputs, outputs, edge, *passes) in list(paper["table2"].items())[2:]:
@@ -182,7 +182,7 @@ def kernels(paper: dict[str, Any]) -> list[Table]:
             for pick in (lambda times: list(times)[-1], min)
         )
         rows.append([*row, explicit, best])
-    convolutions = Table(
+    convolutions = PaperTable(
         "VGG-16's convolutions on a core group, Gflop/s (table 2)",
         names(
             "layer | forward, paper | computed | weights, paper | computed | inputs, paper | "
@@ -197,7 +197,7 @@ def kernels(paper: dict[str, Any]) -> list[Table]:
         ],
     )
     titles = paper["table3"]["columns"]
-    networks = Table(
+    networks = PaperTable(
         "Images per second of one node (table 3)",
         ("network", *(f"{name}, paper" for name in titles), *titles[3:]),
         [

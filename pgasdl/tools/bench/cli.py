@@ -16,7 +16,7 @@ from pgasdl.tools.bench.plans_cli import plans_command
 from pgasdl.tools.bench.request import DEFAULT_SIZES, Request
 from pgasdl.tools.bench.starting import start
 from pgasdl.tools.command import Function, Names, ToolGroup, json_option
-from pgasdl.tools.sizes import ALL, parse_size, parse_sizes
+from pgasdl.tools.text import ALL, parse_size, parse_sizes
 from pgasdl.transports import OF_THREADS
 
 _HELP = """\

@@ -1,12 +1,13 @@
-"""The output of a benchmark's rank 0: lines as they come, and the JSON at the end."""
+"""The output of a benchmark's rank 0: lines and rows as they come, and the JSON at the end."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgasdl.tools.json_document import write_json
+from pgasdl.tools.text import write_json
 
 
 class Output:
@@ -33,3 +34,40 @@ class Output:
         """Write the JSON document, if it was asked for."""
         if self._tells and (self._file is not None or self._as_json):
             write_json(document, Path(self._file) if self._file is not None else None)
+
+
+class Report:
+    """Prints rows as they come; ``columns``: headings, and the width of each."""
+
+    def __init__(self, output: Output, columns: Mapping[str, int]) -> None:
+        self._output, self._columns = output, columns
+        self.rows: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        """Print the headings."""
+        self._print(list(self._columns))
+
+    def add(self, row: dict[str, Any], cells: Sequence[str]) -> None:
+        """Keep a row for JSON, and print its cells."""
+        self.rows.append(row)
+        self._print(cells)
+
+    def close(self) -> None:
+        """Write the rows as JSON, if asked for."""
+        self._output.write(self.rows)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        pairs = zip(cells, self._columns.values(), strict=True)
+        self._output.say(" ".join(cell.rjust(width) for cell, width in pairs).rstrip())
+
+
+def short(us: float) -> str:
+    """Format a figure with three or four digits."""
+    if us >= 1000:
+        return f"{us:.0f}"
+    return f"{us:.1f}" if us >= 100 else f"{us:.2f}" if us >= 10 else f"{us:.3f}"
+
+
+def ratio(us: float, floor_us: float) -> str:
+    """Format a figure as a multiple of the floor; "-" without one."""
+    return f"{us / floor_us:.2f}" if floor_us > 0 else "-"

@@ -20,8 +20,7 @@ from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.starting import start
 from pgasdl.tools.chart import Chart, Series, draw
 from pgasdl.tools.command import Function, ToolCommand, json_option
-from pgasdl.tools.json_document import write_json
-from pgasdl.tools.sizes import parse_sizes
+from pgasdl.tools.text import parse_sizes, write_json
 
 PLAN_SIZES = "64,256,1K,4K,16K,64K,256K,1M,4M"
 TUNE_SIZES = "64,512,4K,32K,256K,2M,8M"

@@ -15,8 +15,7 @@ from pgasdl.errors import PgasError, PlanError, UnavailableError
 from pgasdl.models import layers
 from pgasdl.tools.bench import plans
 from pgasdl.tools.bench.ours import Ours
-from pgasdl.tools.bench.output import Output
-from pgasdl.tools.bench.report import Table, ratio, short
+from pgasdl.tools.bench.output import Output, Report, ratio, short
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import Contender, best_of, usual
@@ -60,7 +59,7 @@ class _Bench:
             raise UnavailableError("the floor is measured in memory that all ranks map")
         self.floors = self.session.floors
         self.ours = Ours(self.session, request.plan)
-        self.table = Table(output, _COLUMNS)
+        self.table = Report(output, _COLUMNS)
         self.transport = context.transport_of((context.rank + 1) % context.size)
 
     def _payload(self) -> int:

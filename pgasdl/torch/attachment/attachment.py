@@ -16,7 +16,7 @@ from pgasdl.errors import BufferRefused, ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.guards import guard
-from pgasdl.torch.attachment.hooks import Calls, LoopHooks
+from pgasdl.torch.attachment.hooks import Callbacks, LoopHooks
 from pgasdl.torch.attachment.kinds import Average, Kind
 from pgasdl.torch.attachment.layers import ModelLayer, State, find_layers, require_in
 from pgasdl.torch.attachment.optimizer import OptimizerState, PartialStep, steps_by_parameter
@@ -76,7 +76,7 @@ class Attachment:
         if self._average is None:
             self._scatter_state()
         self._exchanging = True
-        calls = Calls(
+        calls = Callbacks(
             self._before_gradient,
             self._have_gradient,
             self._use,

@@ -24,7 +24,7 @@ _ZEROING = "_pgasdl_zeroing"  # of a model: what its attachments' zero_grad do
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class Callbacks:
     """The functions that the hooks call."""
 
     before_gradient: Callable[[ModelLayer, int, Tensor], None]  # backward will add to a gradient
@@ -40,7 +40,7 @@ class LoopHooks:
     """Hooks of model, optimizer and parameters, until :meth:`remove`; they call ``calls``."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, layers: Sequence[ModelLayer], calls: Calls
+        self, model: nn.Module, optimizer: Optimizer, layers: Sequence[ModelLayer], calls: Callbacks
     ) -> None:
         self._model, self._optimizer, self._layers, self._calls = model, optimizer, layers, calls
         self._hooks: list[RemovableHandle] = []

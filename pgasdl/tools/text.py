@@ -1,10 +1,14 @@
-"""Parsers of sizes and lists in command lines."""
+"""Text of commands: sizes and names that they take, tables and documents that they print."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
 from pgasdl.errors import ConfigError
 
@@ -46,3 +50,20 @@ def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]
         if name not in known:
             raise unknown_name(name, (*known, ALL), what)
     return names
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows as lines with columns; spaces at the end are cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+def write_json(document: Any, file: Path | None = None) -> None:
+    """Write one document to a file, or to standard output."""
+    text = json.dumps(document, indent=2) + "\n"
+    if file is not None:
+        file.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
