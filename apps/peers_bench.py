@@ -37,7 +37,7 @@ from pgasdl.tools.bench.ours import Ours
 from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import PATIENCE, Contender
-from pgasdl.tools.sizes import parse_names, parse_sizes
+from pgasdl.tools.text import parse_names, parse_sizes
 
 SIZES = {
     "write_notify": "8,1K,16K,256K,4M",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pgasdl.context import Context
-from pgasdl.tools.bench.report import Table, ratio, short
+from pgasdl.tools.bench.output import Table, ratio, short
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import PATIENCE, Contender, best_of, usual
 

@@ -16,7 +16,7 @@ from torch.futures import Future
 from pgasdl.context import Context
 from pgasdl.errors import ClosedError
 from pgasdl.group import Group
-from pgasdl.torch.work import Work
+from pgasdl.torch.work import GroupWork
 from pgasdl.torch.work_queue import WorkQueue
 
 _open: "weakref.WeakSet[DDPState]" = weakref.WeakSet()
@@ -77,7 +77,7 @@ class DDPState:
             return self._average_on_gpu(bucket)
         average = self._average
         assert average is not None  # not closed
-        work = self._queue.run(Work([bucket]), lambda: average(bucket), later=True)
+        work = self._queue.run(GroupWork([bucket]), lambda: average(bucket), later=True)
         return work.get_future().then(lambda done: done.value()[0])
 
     def _average_on_gpu(self, bucket: Tensor) -> "Future[Tensor]":

@@ -70,7 +70,7 @@ def _value_of(ended: Future[Any]) -> Any:
     return value
 
 
-class Work(Untraced, BaseWork):
+class GroupWork(Untraced, BaseWork):
     """A collective or a message that was begun; ``result`` has the tensors of its result."""
 
     # One for all works: few are awaited at a time, and making a lock for each would take longer.

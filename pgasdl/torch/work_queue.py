@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pgasdl.errors import ClosedError
-from pgasdl.torch.work import Work
+from pgasdl.torch.work import GroupWork
 
 _LOOK = 0.05  # seconds between two looks at a thread that has to end
 
@@ -25,8 +25,8 @@ class WorkQueue:
         self._name = name
         self._lock = threading.RLock()  # a handler of a signal may come in
         self._changed = threading.Condition(self._lock)
-        self._queued: deque[tuple[Work, Callable[[], Any]]] = deque()
-        self._over: deque[Work] = deque()  # their futures are to be completed
+        self._queued: deque[tuple[GroupWork, Callable[[], Any]]] = deque()
+        self._over: deque[GroupWork] = deque()  # their futures are to be completed
         self._making = False
         self._maker: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
@@ -34,7 +34,7 @@ class WorkQueue:
         self._failed: Exception | None = None
         self._closed = False
 
-    def run(self, work: Work, call: Callable[[], Any], *, later: bool) -> Work:
+    def run(self, work: GroupWork, call: Callable[[], Any], *, later: bool) -> GroupWork:
         """Make ``call``; ``work``, which nobody has yet, ends with it."""
         with self._lock:
             failed = self._failed
@@ -57,7 +57,7 @@ class WorkQueue:
                 raise error
         return work
 
-    def complete(self, work: Work) -> None:
+    def complete(self, work: GroupWork) -> None:
         """Complete the future of a work that is over, in a thread that callbacks may block."""
         with self._lock:
             self._over.append(work)
@@ -114,13 +114,13 @@ class WorkQueue:
             self._do(*item)
             del item  # it holds the program's tensors
 
-    def _do(self, work: Work, call: Callable[[], Any] | None) -> None:
+    def _do(self, work: GroupWork, call: Callable[[], Any] | None) -> None:
         if call is None or self._made(work, call):
             work.complete()
             with self._lock:
                 self._n_free += 1
 
-    def _next(self) -> tuple[Work, Callable[[], Any] | None] | None:
+    def _next(self) -> tuple[GroupWork, Callable[[], Any] | None] | None:
         """Return a call to be made, or a work whose future is to be completed."""
         with self._lock:
             while self._idle():
@@ -136,7 +136,7 @@ class WorkQueue:
             self._making, self._maker = True, threading.current_thread()
             return self._queued.popleft()
 
-    def _made(self, work: Work, call: Callable[[], Any]) -> bool:
+    def _made(self, work: GroupWork, call: Callable[[], Any]) -> bool:
         """Make a call; return whether there is a future to be completed."""
         error = self._outcome(call)
         with self._lock:

@@ -27,7 +27,7 @@ from pgasdl.collectives.state import CollectiveState  # noqa: E402
 from pgasdl.torch import streams  # noqa: E402
 from pgasdl.torch.backend.collectives import Collectives  # noqa: E402
 from pgasdl.torch.backend.on_gpu import takes_gpus  # noqa: E402
-from pgasdl.torch.work import Work  # noqa: E402
+from pgasdl.torch.work import GroupWork  # noqa: E402
 
 SIZE = 2
 Place = Callable[[Any], Any]
@@ -236,9 +236,9 @@ def test_a_method_is_asked_for_copies_at_once() -> None:
     seen: list[torch.device] = []
 
     @takes_gpus(writes="outputs", reads="tensors")
-    def method(group: Any, outputs: Any, tensors: Any, opts: Any = None) -> Work:
+    def method(group: Any, outputs: Any, tensors: Any, opts: Any = None) -> GroupWork:
         seen.extend(each.device for each in (*outputs, *tensors))
-        return Work([])
+        return GroupWork([])
 
     def program(group: Any) -> None:
         given = late_gpu.on_gpu(torch.ones(2))

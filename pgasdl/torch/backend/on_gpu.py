@@ -33,15 +33,15 @@ from pgasdl.torch.backend.arguments import (
 from pgasdl.torch.backend.copies import HostCopies
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import Together
-from pgasdl.torch.work import Promise, Result, Work
+from pgasdl.torch.work import GroupWork, Promise, Result
 
 _LISTS = (list, tuple)
 
 
-class GpuWork(Work):
+class GpuWork(GroupWork):
     """A call with tensors on a GPU; ``on_host`` is the same call with their copies."""
 
-    def __init__(self, result: Result, on_host: Work, copies: HostCopies) -> None:
+    def __init__(self, result: Result, on_host: GroupWork, copies: HostCopies) -> None:
         super().__init__(result)
         self._on_host, self.copies = on_host, copies
 
@@ -114,12 +114,12 @@ class GpuTogether(Together):
         return promise.future
 
 
-def together(works: list[Work]) -> Together:
+def together(works: list[GroupWork]) -> Together:
     """Return several calls as one."""
     return (GpuTogether if works and isinstance(works[-1], GpuWork) else Together)(works)
 
 
-def all_reduced(group: Any, tensors: list[Tensor], options: Any) -> Work | None:
+def all_reduced(group: Any, tensors: list[Tensor], options: Any) -> GroupWork | None:
     """Let a stream reduce tensors on a GPU over all ranks; None: it needs copies on the host."""
     given = [on_device(each) for each in tensors]
     device, collectives = _device_of(given), group._collectives
@@ -142,9 +142,9 @@ def all_reduced(group: Any, tensors: list[Tensor], options: Any) -> Work | None:
     for each in given:
         copies.keep(each)
     later = options.asyncOp or group._coalesced is not None
-    group._work_queue.run(Work([]), call, later=later)
-    work = group._work_queue.run(Work([]), copies.bring_back, later=later)
-    made: Work = group._begun(GpuWork(tensors, work, copies))
+    group._work_queue.run(GroupWork([]), call, later=later)
+    work = group._work_queue.run(GroupWork([]), copies.bring_back, later=later)
+    made: GroupWork = group._begun(GpuWork(tensors, work, copies))
     return made
 
 
@@ -154,7 +154,7 @@ def takes_gpus(
     writes: str | None = None,
     at_once: bool = False,
     reduces: type | None = None,
-) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+) -> Callable[[Callable[..., GroupWork]], Callable[..., GroupWork]]:
     """Let a method of a process group take tensors on a GPU, too.
 
     All tensors of a call are on one device, which the first one tells; the method refuses others.
@@ -165,12 +165,12 @@ def takes_gpus(
     """
     asked = [name for name in dict.fromkeys((writes, reads)) if name is not None]
 
-    def decorate(method: Callable[..., Work]) -> Callable[..., Work]:
+    def decorate(method: Callable[..., GroupWork]) -> Callable[..., GroupWork]:
         signature = inspect.signature(method)
         places = [(list(signature.parameters).index(name) - 1, name) for name in asked]
 
         @functools.wraps(method)
-        def call(group: Any, *given: Any, **named: Any) -> Work:
+        def call(group: Any, *given: Any, **named: Any) -> GroupWork:
             for at, name in places:
                 first = given[at] if at < len(given) else named.get(name)
                 while first.__class__ in _LISTS and first:
@@ -195,13 +195,13 @@ def takes_gpus(
 
 def _by_host(
     group: Any,
-    method: Callable[..., Work],
+    method: Callable[..., GroupWork],
     bound: inspect.BoundArguments,
     names: list[str],
     reads: str | None,
     writes: str | None,
     at_once: bool,
-) -> Work:
+) -> GroupWork:
     """Make a call with copies of its tensors."""
     result = list(_leaves(bound.arguments[names[0]]))
     given = {name: _each(bound.arguments[name], on_device) for name in names}
@@ -222,9 +222,9 @@ def _by_host(
         later = group._coalesced is not None or getattr(
             bound.arguments.get("opts"), "asyncOp", True
         )
-        group._work_queue.run(Work([]), copies.arrive, later=later)
+        group._work_queue.run(GroupWork([]), copies.arrive, later=later)
         method(*bound.args, **bound.kwargs)
-        work = group._work_queue.run(Work([]), copies.bring_back, later=later)
+        work = group._work_queue.run(GroupWork([]), copies.bring_back, later=later)
     made = GpuWork(result, work, copies)
     if group._coalesced is not None:
         group._coalesced[-1] = made  # instead of the copies'

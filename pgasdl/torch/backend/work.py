@@ -12,10 +12,10 @@ from torch.futures import Future
 from pgasdl.errors import PgasError
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
-from pgasdl.torch.work import Result, Work, as_torch, seconds_of
+from pgasdl.torch.work import GroupWork, Result, as_torch, seconds_of
 
 
-class MessageWork(Work):
+class MessageWork(GroupWork):
     """A message that was begun; ``seconds`` limit a wait, by default.
 
     ``completes`` completes its future in a thread where callbacks block nothing else.
@@ -27,7 +27,7 @@ class MessageWork(Work):
         messages: Messages,
         message: Message,
         seconds: float,
-        completes: Callable[[Work], None],
+        completes: Callable[[GroupWork], None],
     ) -> None:
         super().__init__(result)
         self._messages, self._message, self._seconds = messages, message, seconds
@@ -57,10 +57,10 @@ class MessageWork(Work):
     _source_rank = source_rank
 
 
-class Together(Work):
+class Together(GroupWork):
     """Several of them, as one."""
 
-    def __init__(self, works: list[Work]) -> None:
+    def __init__(self, works: list[GroupWork]) -> None:
         super().__init__([tensor for work in works for tensor in work._result])
         self._works = works
 
