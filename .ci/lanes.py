@@ -8,6 +8,7 @@ naming a lane runs it in any case. First come lanes that failed, then the others
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -29,6 +30,10 @@ MPI = ("mpich", "libmpich-dev", "openmpi-bin")
 MAY_SKIP = re.compile(r"--seeds FROM:TO|PGASDL_SOAK")
 GUESTS = ("ibverbs-utils", "ibverbs-providers", "python3-pyverbs", "busybox-static", "perftest")
 SLURM = ("munge", "slurm-client", "slurmctld", "slurmd")
+# One of each minor version of PyTorch that extra `torch` admits beside that of constraints.txt, and
+# tests that it cannot run: 2.11 for CUDA ends a process without a GPU whose second thread makes fake
+# tensors.
+TORCH = {"2.11.0": "fake or make_fx", "2.12.0": "", "2.14.1": "", "2.15.0": ""}
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class Lane:
     line : of bash, in an environment of all tests; one that begins with pytest has a second look
     paths : beside the product's; if these are as they were, the lane need not run again
     packages : of Debian's
+    torch : the version of PyTorch; empty: that of constraints.txt
     """
 
     name: str
     line: str
     paths: tuple[str, ...]
     packages: tuple[str, ...] = ()
+    torch: str = ""
 
     def hash(self) -> str:
         """Of what it depends on, as it lies there now."""
@@ -63,6 +70,14 @@ def folder(name: str, *packages: str, without: tuple[str, ...] = ()) -> Lane:
     left_out = "".join(f" --ignore=tests/{name}/{file}" for file in without)
     line = f"{LEFT_OUT} tests/{name}{left_out}"
     return Lane(name.replace("_", "-"), line, (f"tests/{name}", "apps"), packages)
+
+
+def with_torch(version: str, left_out: str) -> Lane:
+    """All that uses PyTorch on CPUs, but PyTorch's own tests, in another version of it."""
+    files = "tests/training/test_torch_[!f]*.py --ignore-glob='*_gpu.py'"
+    names = " or ".join(filter(None, ("pytorchs_own", left_out)))
+    line = f"pytest --full -n 2 {files} -k 'not ({names})'"
+    return Lane(f"torch-{version}", line, ("tests/training",), torch=version)
 
 
 def guests_contract(name: str, rows: str, *options: str) -> Lane:
@@ -93,6 +108,7 @@ LANES = (
         f" && {LEFT_OUT} -q tests/training/test_torch_frameworks.py",
         ("tests/training",),
     ),
+    *(with_torch(*each) for each in TORCH.items()),
     folder("failure"),
     folder("gpu"),
     folder("unit", without=("test_native.py", "test_topo.py")),
@@ -203,6 +219,21 @@ def environment() -> Path:
     return ci.kept_environment("environment", digest, fill)
 
 
+def torch_folder(version: str) -> Path:
+    """A folder with PyTorch of a version, with all that it asks for; one of them is kept.
+
+    Neither pip's settings nor the pins count: on some machines they admit no newer one.
+    """
+
+    def fill(folder: Path) -> None:
+        env = ci.variables(ROOT, folder) | {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""}
+        line = f"pip install --quiet --no-cache-dir --target {folder / 'packages'} torch=={version}"
+        if ci.run(line, ROOT, env, 1200)[0]:
+            sys.exit(f"full: no PyTorch {version}")
+
+    return ci.kept_environment("torch", version, fill) / "packages"
+
+
 def run(lane: Lane) -> bool:
     """Run a lane, and add how it ended to the results; whether it passed."""
     print(f"\n===== {lane.name}", flush=True)
@@ -214,6 +245,8 @@ def run(lane: Lane) -> bool:
     began = time.monotonic()
     env = ci.variables(ROOT, folder)
     env |= {"CI": "true", "MPI4PY_OF_DEBIAN_MPICH": f"{folder}/mpi4py"}
+    if lane.torch:
+        env["PYTHONPATH"] = str(torch_folder(lane.torch))  # ranks find it before the other, too
     seed = int(ci.tree(ROOT)[:7], 16)
     if lane.line.startswith("pytest"):
         with tempfile.TemporaryDirectory(prefix="pgasdl-full.") as work:

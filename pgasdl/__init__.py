@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pgasdl.segment import Segment as Segment
     from pgasdl.training.exchange import GradientExchange as GradientExchange
     from pgasdl.training.owner import Block as Block
+    from pgasdl.versions import show_versions as show_versions
 
 _HOMES = {
     "config": ["Limits"],
@@ -90,6 +91,7 @@ _HOMES = {
     "training.exchange": ["GradientExchange"],
     "training.owner": ["Block"],
     "runtime.init": ["init"],
+    "versions": ["show_versions"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import secrets
 import subprocess
 import sys
@@ -29,7 +30,6 @@ from pgasdl.tools.probes import ProbeResult
 from pgasdl.tools.text import write_json
 from pgasdl.transports import TRANSPORTS
 
-TESTED_TORCH = "2.13.0"
 _MIB = 1 << 20
 _COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
@@ -150,10 +150,31 @@ def _torch(name: str) -> ProbeResult:
     version = _installed(name)
     if version is None:
         return ProbeResult(name, "OK", "not installed (optional)")
-    if version.partition("+")[0] != TESTED_TORCH:
-        fix = f"pip install torch=={TESTED_TORCH}"
-        return ProbeResult(name, "WARN", f"{version}, tested with {TESTED_TORCH}", fix)
+    first, end = tested_torch()
+    if not first <= _numbers(version) < end:
+        bounds = f">={_dotted(first)},<{_dotted(end)}"
+        return ProbeResult(
+            name, "WARN", f"{version}, tested with {bounds}", f"pip install 'torch{bounds}'"
+        )
     return ProbeResult(name, "OK", version)
+
+
+def tested_torch() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the first version that extra `torch` admits, and the first that it does not."""
+    for line in importlib.metadata.requires("pgasdl") or ():
+        if re.match(r"torch\b", line):
+            bounds = dict(re.findall(r"(>=|<)\s*([\d.]+)", line))
+            return _numbers(bounds[">="]), _numbers(bounds["<"])
+    raise LookupError("pgasdl's metadata name no torch: install it anew")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return (2, 14) of 2.14.1+cpu."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _optional(name: str) -> ProbeResult:

@@ -16,6 +16,10 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from pgasdl.errors import UnavailableError  # noqa: E402
+from pgasdl.torch.backend.group import ProcessGroup  # noqa: E402
+from pgasdl.torch.backend.refused import REFUSED  # noqa: E402
+
 # Few elements, more than one piece of a message, and an uneven number of them.
 COUNTS = (1, 17, 150_001)
 
@@ -262,3 +266,52 @@ def test_callbacks_may_wait_for_other_calls(group: Any) -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         failed.wait()
     assert total(1.0).wait() == 2
+
+
+@ranks(3)
+def test_one_rank_gets_all_tensors_one_behind_the_other(group: Any) -> None:
+    rank = group.rank()
+    mine = torch.full((2, 3), float(rank))
+    opts = options(c10d.GatherOptions, rootRank=1)
+    whole = torch.zeros(6, 6)[:, ::2] if rank == 1 else None
+    group.gather_single(whole, mine, opts).wait()
+    if whole is not None:
+        assert whole[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+        with pytest.raises(ValueError, match=r"output of shape \[4, 3\]: give 3 times n rows"):
+            group.gather_single(torch.zeros(4, 3), mine, opts)
+    assert group._get_sequence_number_for_group() == 1
+
+
+# What PyTorch's class has beside its calls: names, what it keeps itself, and what asks no backend.
+HARMLESS = {
+    "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "_backend_id",
+    "_enable_collectives_timing", "_get_backend_name", "_has_hooks", "_id", "_register_backend",
+    "_pybind11_conduit_v1_", "_set_default_backend", "_set_group_desc", "_set_group_name",
+    "bound_device_id", "boxed", "get_group_store", "group_desc", "group_name", "unbox",
+    "use_pg_for_symm_mem_rendezvous",
+}  # fmt: skip
+
+
+# What PyTorch's class has beside its calls: names, what it keeps itself, and what asks no backend.
+HARMLESS = {
+    "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "_backend_id",
+    "_enable_collectives_timing", "_get_backend_name", "_has_hooks", "_id", "_register_backend",
+    "_pybind11_conduit_v1_", "_set_default_backend", "_set_group_desc", "_set_group_name",
+    "bound_device_id", "boxed", "get_group_store", "group_desc", "group_name", "unbox",
+    "use_pg_for_symm_mem_rendezvous",
+}  # fmt: skip
+
+
+def test_what_the_class_of_pytorch_has_is_there_or_refused() -> None:
+    theirs, own = c10d.ProcessGroup, set()
+    for kind in ProcessGroup.__mro__[: ProcessGroup.__mro__.index(theirs)]:
+        own |= set(vars(kind))
+    left = {name for name in dir(theirs) if not name.startswith("__")} - own - HARMLESS
+    assert not left, "a new PyTorch: write them, or refuse them by name (refused.py)"
+
+
+@ranks(1)
+def test_what_is_not_there_is_refused_by_name(group: Any) -> None:
+    for name in REFUSED:
+        with pytest.raises(UnavailableError, match=f'backend "pgasdl" has no {name}: '):
+            getattr(group, name)(1)

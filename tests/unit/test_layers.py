@@ -148,7 +148,7 @@ ROOMS = (
     ("runtime.mpi",),
     ("runtime",),
     ("torch.backend", "jobs"),
-    ("loopback", "__init__"),
+    ("loopback", "__init__", "versions"),
     ("tools.chart", "tools.gpus", "tools.text"),
     ("tools.rdma",),
     ("tools.nodes", "tools.command", "tools.probes"),

@@ -16,7 +16,7 @@ NAMES = {
         "ConfigError Context Counters DataError Footprint GradientExchange Group JobError "
         "LayerTimes LayoutError Limits MismatchError "
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
-        "Segment SegmentError Timeout Traffic UnavailableError Waits __version__ init"
+        "Segment SegmentError Timeout Traffic UnavailableError Waits __version__ init show_versions"
     ),
     "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",

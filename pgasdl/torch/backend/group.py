@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import distributed
 
-from pgasdl.errors import ClosedError, RankError, UnavailableError
+from pgasdl.errors import ClosedError, RankError
 from pgasdl.torch.backend import patches
 from pgasdl.torch.backend.collectives import Collectives
 from pgasdl.torch.backend.meet import SharedContext, find, keep, meet
 from pgasdl.torch.backend.messages import Messages
 from pgasdl.torch.backend.operations import Operations
+from pgasdl.torch.backend.refused import Refusals
 from pgasdl.torch.work import GroupWork, torch_errors
 from pgasdl.torch.work_queue import WorkQueue
 
@@ -42,7 +43,7 @@ def _leave_all() -> None:
         group.leave()
 
 
-class ProcessGroup(Operations, _Base):  # type: ignore[misc]
+class ProcessGroup(Refusals, Operations, _Base):  # type: ignore[misc]
     """A process group of backend "pgasdl". Made by ``init_process_group`` and ``new_group``.
 
     ``ranks`` are numbers in the default group, ``rank`` is this process's place among them.
@@ -54,7 +55,7 @@ class ProcessGroup(Operations, _Base):  # type: ignore[misc]
     ) -> None:
         super().__init__(rank, len(ranks))
         self._rank, self._size, self._ranks = rank, len(ranks), tuple(ranks)
-        self._n_splits = 0
+        self._n_splits = self._n_calls = 0
         self._timeout = timeout.total_seconds()
         self._name, self._description = "", ""
         self._shared = shared
@@ -104,12 +105,7 @@ class ProcessGroup(Operations, _Base):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         return self  # for every device; torch then asks for its abilities
 
-    supports_splitting = supports_coalescing = supports_shrinking = False
-    supports_time_estimate = False
-
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether it makes tensors."""
-        return False
+    get_backend = _get_backend
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Take the name that torch.distributed gives."""
@@ -130,6 +126,12 @@ class ProcessGroup(Operations, _Base):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default of every later operation."""
         self._timeout = timeout.total_seconds()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._n_calls
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._n_calls = 0
 
     # --- groups of its ranks
 
@@ -161,13 +163,6 @@ class ProcessGroup(Operations, _Base):  # type: ignore[misc]
         """Return how many splits there were before."""
         self._n_splits += 1
         return self._n_splits - 1
-
-    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise UnavailableError(
-            f'backend "{NAME}" merges no groups: a new rank needs another context. Destroy the '
-            "group, and call init_process_group with all ranks"
-        )
 
     # --- its end
 
@@ -211,6 +206,7 @@ class ProcessGroup(Operations, _Base):  # type: ignore[misc]
 
 
 patches.replace_builtin_hook(ProcessGroup)
+patches.replace_flight_recorder(ProcessGroup)
 patches.replace_split_group(ProcessGroup, NAME)
 
 

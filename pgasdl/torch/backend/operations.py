@@ -52,6 +52,7 @@ class Operations(Untraced):
 
     _rank: int
     _size: int
+    _n_calls: int
     _timeout: float
     _collectives: Collectives
     _messages: Messages
@@ -229,6 +230,18 @@ class Operations(Untraced):
             give_back(memory, results)
 
         return self._begin(parts, options, call)
+
+    def gather_single(self, output: Tensor | None, tensor: Tensor, opts: Any = None) -> GroupWork:
+        """Give one rank all ranks' tensors, one behind the other; ``output`` counts there alone."""
+        options = options_of(c10d.GatherOptions, opts, "rootRank")
+        if self._rank != options.rootRank:
+            return self.gather([], [tensor], options)
+        if output is None or not output.dim() or len(output) % self._size:
+            shape = None if output is None else list(output.shape)
+            raise ValueError(f"output of shape {shape}: give {self._size} times n rows")
+        return self.gather([list(output.chunk(self._size))], [tensor], options)
+
+    gather_into_tensor = gather_single
 
     @takes_gpus(writes="outputs", reads="tensors")
     def scatter(
@@ -440,6 +453,7 @@ class Operations(Untraced):
                 call = torch.inference_mode()(call)  # elsewhere they are read-only
                 break
         later = options.asyncOp or self._coalesced is not None
+        self._n_calls += 1
         return self._begun(self._work_queue.run(GroupWork(result), call, later=later))
 
     def _begun(self, work: GroupWork) -> GroupWork:

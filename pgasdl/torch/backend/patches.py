@@ -74,6 +74,23 @@ def replace_split_group(kind: Any, name: str) -> None:
     c10d.split_group = distributed.split_group = split_group
 
 
+def replace_flight_recorder(kind: type) -> None:
+    """Let PyTorch 2.15 or newer record no process group of ``kind``.
+
+    Its recorder asks C++ for the group's name, which is an error where Python made the group.
+    """
+    attach: Any = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is None:
+        return
+
+    @functools.wraps(attach)
+    def attach_to_others(pg: Any, *given: Any, **named: Any) -> None:
+        if not isinstance(pg, kind):
+            attach(pg, *given, **named)
+
+    c10d._maybe_attach_flight_recorder = attach_to_others
+
+
 def replace_builtin_hook(kind: type) -> None:
     """Let DistributedDataParallel use its hook in Python for the built-in one, where it has to.
 
