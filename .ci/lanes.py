@@ -31,9 +31,14 @@ MAY_SKIP = re.compile(r"--seeds FROM:TO|PGASDL_SOAK")
 GUESTS = ("ibverbs-utils", "ibverbs-providers", "python3-pyverbs", "busybox-static", "perftest")
 SLURM = ("munge", "slurm-client", "slurmctld", "slurmd")
 # One of each minor version of PyTorch that extra `torch` admits beside that of constraints.txt, and
-# tests that it cannot run: 2.11 for CUDA ends a process without a GPU whose second thread makes fake
-# tensors.
-TORCH = {"2.11.0": "fake or make_fx", "2.12.0": "", "2.14.1": "", "2.15.0": ""}
+# tests that cannot run there: 2.11 for CUDA, without a GPU, ends a process whose second thread
+# makes fake tensors, as compiling does.
+TORCH = {
+    "2.11.0": "fake or make_fx or compiled_parts or a_compiled_model",
+    "2.12.0": "",
+    "2.14.1": "",
+    "2.15.0": "",
+}
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,13 @@ LANES = (
     Lane("bare-bookworm", ".ci/bare bookworm", ("tests", "apps", ".ci"), ("debootstrap",)),
     Lane(
         "bare-trixie", ".ci/bare trixie --without-torch", ("tests", "apps", ".ci"), ("debootstrap",)
+    ),
+    Lane(
+        "wheels",
+        "docker/build-wheels.sh build/wheels && .ci/bare bookworm --wheels build/wheels"
+        " && .ci/bare trixie --wheels build/wheels",
+        ("docker", "apps", ".ci"),
+        ("debootstrap",),
     ),
     Lane(
         "modules",
