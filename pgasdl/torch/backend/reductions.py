@@ -46,7 +46,8 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     """Return an operator of torch.distributed, for tensors of one dtype."""
     number = hash(op)  # its kind: the attribute takes four times as long
     if number == _PREMUL_SUM:
-        return Reduction(Kind.SUM, dtype, op.factor)
+        _, factor = op.__getstate__()  # 2.13 has the attribute `factor`, which 2.12 has not
+        return Reduction(Kind.SUM, dtype, factor)
     return _without_factor(number, dtype)
 
 
