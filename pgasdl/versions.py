@@ -12,7 +12,7 @@ import re
 import sysconfig
 from pathlib import Path
 
-from pgasdl import _load_native, errors
+from pgasdl import errors
 from pgasdl.kernel import read_line
 from pgasdl.runtime.launch import mpiexec
 
@@ -78,14 +78,18 @@ def _installed(name: str) -> str:
 
 def _native() -> str:
     try:
-        return f"kernels for {_load_native().isa}"
+        from pgasdl import _native
+
+        return f"kernels for {_native.isa}"
     except ImportError as error:
         return f"cannot be imported: {error}"
 
 
 def _transports() -> str:
     with contextlib.suppress(ImportError):
-        rows = _load_native().transports().items()
+        from pgasdl import _native
+
+        rows = _native.transports().items()
         return ", ".join(f"{name} ({why})" if why else name for name, why in rows)
     return "none: no native module"
 
