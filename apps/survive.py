@@ -66,7 +66,7 @@ def train(ctx: pgasdl.Context, course: Course, checkpoints: Checkpoints) -> str:
             # A rank that passes knows that the last checkpoint is written; others will load it.
             group.barrier()
             return digest
-        except pgasdl.PeerLost as error:
+        except pgasdl.PeerLostError as error:
             print(f"rank {ctx.rank}, iteration {course.iteration}: {error}", flush=True)
         while (survivors := _regroup(ctx)) is None:
             pass
@@ -77,7 +77,7 @@ def _regroup(ctx: pgasdl.Context) -> pgasdl.Group | None:
     """Form a group of those that are left; None if another is lost meanwhile."""
     try:
         return ctx.survivors()
-    except pgasdl.PeerLost:
+    except pgasdl.PeerLostError:
         return None
 
 

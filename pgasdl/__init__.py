@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pgasdl.counters import Waits as Waits
     from pgasdl.errors import AlignmentError as AlignmentError
     from pgasdl.errors import BootstrapError as BootstrapError
-    from pgasdl.errors import BufferRefused as BufferRefused
+    from pgasdl.errors import BufferRefusedError as BufferRefusedError
     from pgasdl.errors import CheckpointError as CheckpointError
     from pgasdl.errors import ClosedError as ClosedError
     from pgasdl.errors import ConfigError as ConfigError
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from pgasdl.errors import LayoutError as LayoutError
     from pgasdl.errors import MismatchError as MismatchError
     from pgasdl.errors import NotificationError as NotificationError
-    from pgasdl.errors import PeerLost as PeerLost
+    from pgasdl.errors import PeerLostError as PeerLostError
     from pgasdl.errors import PgasError as PgasError
+    from pgasdl.errors import PgasTimeoutError as PgasTimeoutError
     from pgasdl.errors import PlanError as PlanError
-    from pgasdl.errors import PoolFull as PoolFull
+    from pgasdl.errors import PoolFullError as PoolFullError
     from pgasdl.errors import QueueError as QueueError
-    from pgasdl.errors import QueueFull as QueueFull
+    from pgasdl.errors import QueueFullError as QueueFullError
     from pgasdl.errors import RankError as RankError
     from pgasdl.errors import SegmentError as SegmentError
-    from pgasdl.errors import Timeout as Timeout
     from pgasdl.errors import UnavailableError as UnavailableError
     from pgasdl.footprint import Footprint as Footprint
     from pgasdl.group import Group as Group
@@ -64,7 +64,7 @@ _HOMES = {
     "errors": [
         "AlignmentError",
         "BootstrapError",
-        "BufferRefused",
+        "BufferRefusedError",
         "CheckpointError",
         "ClosedError",
         "ConfigError",
@@ -73,15 +73,15 @@ _HOMES = {
         "LayoutError",
         "MismatchError",
         "NotificationError",
-        "PeerLost",
+        "PeerLostError",
         "PgasError",
         "PlanError",
-        "PoolFull",
+        "PoolFullError",
         "QueueError",
-        "QueueFull",
+        "QueueFullError",
         "RankError",
         "SegmentError",
-        "Timeout",
+        "PgasTimeoutError",
         "UnavailableError",
     ],
     "footprint": ["Footprint"],

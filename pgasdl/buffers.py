@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pgasdl.device.arrays import describe, on_device
 from pgasdl.device.names import name_of
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 
 # Every dtype that the native core reduces, by the core's name.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def native_dtype(self) -> str:
-        """The core's name of the dtype; BufferRefused if it has no arithmetic for it."""
+        """The core's name of the dtype; BufferRefusedError if it has no arithmetic for it."""
         return native_dtype(self.dtype)
 
     def on_host(self) -> npt.NDArray[np.uint8]:
@@ -81,10 +81,10 @@ def aligned(nbytes: int) -> int:
 
 
 def native_dtype(dtype: npt.DTypeLike) -> str:
-    """Return the core's name of a dtype; BufferRefused: it is none of :data:`DTYPES`."""
+    """Return the core's name of a dtype; BufferRefusedError: it is none of :data:`DTYPES`."""
     name = _NATIVE.get(np.dtype(as_numpy_dtype(dtype)))
     if name is None:
-        raise BufferRefused(f"dtype {dtype} cannot be reduced; there are {', '.join(DTYPES)}")
+        raise BufferRefusedError(f"dtype {dtype} cannot be reduced; there are {', '.join(DTYPES)}")
     return name
 
 
@@ -103,7 +103,7 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def memory_of(buffer: object, *, writable: bool = True, device: bool = False) -> Memory:
-    """Describe a buffer; BufferRefused: strided, read-only, on a device, or no memory at all.
+    """Describe a buffer; BufferRefusedError: strided, read-only, on a device, or no memory at all.
 
     ``writable`` False takes memory that may not be written to. ``device`` True takes memory on a
     GPU, without a wait for work on it; UnavailableError: none can be used here.
@@ -122,7 +122,7 @@ def memory_of(buffer: object, *, writable: bool = True, device: bool = False) ->
     except TypeError:
         interface = getattr(buffer, "__array_interface__", None)
         if interface is None:
-            raise BufferRefused(
+            raise BufferRefusedError(
                 f"{type(buffer).__name__} offers no memory: pass an array, a tensor, a segment, or "
                 "anything with the buffer protocol"
             ) from None
@@ -131,23 +131,25 @@ def memory_of(buffer: object, *, writable: bool = True, device: bool = False) ->
 
 
 def require_host(buffer: object) -> None:
-    """Raise BufferRefused for memory on a device."""
+    """Raise BufferRefusedError for memory on a device."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         if buffer.device.type != "cpu":
-            raise BufferRefused(f"a tensor on {buffer.device}: only host memory works here")
+            raise BufferRefusedError(f"a tensor on {buffer.device}: only host memory works here")
     elif not isinstance(buffer, np.ndarray) and on_device(buffer):
-        raise BufferRefused(f"{type(buffer).__name__} on a GPU: only host memory works here")
+        raise BufferRefusedError(f"{type(buffer).__name__} on a GPU: only host memory works here")
 
 
 def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
     if not array.flags.c_contiguous:
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"an array of shape {array.shape} with strides {array.strides} is not contiguous: "
             "pass numpy.ascontiguousarray(array)"
         )
     if writable and not array.flags.writeable:
-        raise BufferRefused("the array is read-only, and peers or the result would write into it")
+        raise BufferRefusedError(
+            "the array is read-only, and peers or the result would write into it"
+        )
     address = array.__array_interface__["data"][0]
     return Memory(address, array.nbytes, array.dtype, array.shape, array)
 
@@ -155,21 +157,25 @@ def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
 def _of_device(buffer: object, writable: bool) -> Memory:
     found = describe(buffer, writable=writable)
     if not found.contiguous:
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"an array of shape {found.shape} on {name_of(found.ordinal)} is not contiguous: pass "
             "a contiguous copy"
         )
     if writable and found.read_only:
-        raise BufferRefused("the array is read-only, and peers or the result would write into it")
+        raise BufferRefusedError(
+            "the array is read-only, and peers or the result would write into it"
+        )
     nbytes = math.prod(found.shape) * found.dtype.itemsize
     return Memory(found.address, nbytes, found.dtype, found.shape, found.owner, found.ordinal)
 
 
 def _of_tensor(tensor: Any) -> Memory:
     if tensor.device.type not in ("cpu", "cuda"):
-        raise BufferRefused(f"a tensor on {tensor.device}: only the host's memory and CUDA's work")
+        raise BufferRefusedError(
+            f"a tensor on {tensor.device}: only the host's memory and CUDA's work"
+        )
     if not tensor.is_contiguous():
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
             "contiguous: pass tensor.contiguous()"
         )

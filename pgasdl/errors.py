@@ -11,7 +11,7 @@ class PgasError(Exception):
     """Base of all exceptions of pgasdl."""
 
 
-class Timeout(PgasError, TimeoutError):
+class PgasTimeoutError(PgasError, TimeoutError):
     """The deadline passed.
 
     A call that posts has posted nothing. To continue a collective, call it again with the same
@@ -19,11 +19,11 @@ class Timeout(PgasError, TimeoutError):
     """
 
 
-class QueueFull(PgasError):
+class QueueFullError(PgasError):
     """The queue holds ``limits.queue_depth`` requests: ``wait(queue)``, then post again."""
 
 
-class PeerLost(PgasError, ConnectionError):
+class PeerLostError(PgasError, ConnectionError):
     """A rank died, was stopped for too long, or left; or it aborted what this rank waits for.
 
     Attributes
@@ -53,7 +53,7 @@ class NotificationError(PgasError, ValueError):
     """A notification id out of range, or the value 0, which stands for "not raised"."""
 
 
-class PoolFull(PgasError, MemoryError):
+class PoolFullError(PgasError, MemoryError):
     """The pool has no free block so long, or there is none: ``ctx.pool(nbytes)`` on every rank."""
 
 
@@ -61,7 +61,7 @@ class QueueError(PgasError, ValueError):
     """No such queue, or no more queues available."""
 
 
-class BufferRefused(PgasError, ValueError):
+class BufferRefusedError(PgasError, ValueError):
     """An array that is strided, read-only, or of the wrong dtype or size. Nothing was copied."""
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import memory_of, native_dtype, require_host
-from pgasdl.errors import BufferRefused, MismatchError, RankError, Timeout
+from pgasdl.errors import BufferRefusedError, MismatchError, PgasTimeoutError, RankError
 from pgasdl.plans import Members
 from pgasdl.plans.plan import Sizes
 from pgasdl.topology import Topology
@@ -37,7 +37,7 @@ class Group:
 
     Only one collective of each kind (barriers; allreduces; making segments and handles) may be
     under way at a time: a second one raises MismatchError at once and changes nothing. Different
-    kinds may overlap. After a Timeout or Ctrl-C, call the collective again with the same
+    kinds may overlap. After a timeout or Ctrl-C, call the collective again with the same
     arguments, from any thread, to continue it; until then others of its kind raise MismatchError.
 
     Attributes
@@ -103,9 +103,9 @@ class Group:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             Names the missing members; the next call continues this barrier.
-        PeerLost
+        PeerLostError
             A member died, or closed its context before it came here.
         MismatchError
             Another thread of this rank is in the barrier, and stays there.
@@ -140,14 +140,14 @@ class Group:
 
         Raises
         ------
-        BufferRefused
+        BufferRefusedError
             Strided, on a device, or a dtype without arithmetic.
         MismatchError
             A member is in another collective, or came with another shape or dtype; another thread
             of this rank is in one; or an interrupted one was not continued.
-        Timeout
+        PgasTimeoutError
             The next call with the same array and arguments continues this one.
-        PeerLost
+        PeerLostError
             A member died, or closed its context before it came here.
 
         Notes
@@ -162,13 +162,15 @@ class Group:
         memory_of(source, writable=False)
         name = op if isinstance(op, str) else "function"
         if isinstance(op, str) and op not in OPERATORS:
-            raise BufferRefused(f"operator {op!r}: one of {', '.join(OPERATORS)}, or a function")
+            raise BufferRefusedError(
+                f"operator {op!r}: one of {', '.join(OPERATORS)}, or a function"
+            )
         if op == "mean" and not np.issubdtype(source.dtype, np.floating):
             native_dtype(source.dtype)
             if source.dtype.kind in "iu":
-                raise BufferRefused("the mean of integers is not an integer: sum, then divide")
+                raise BufferRefusedError("the mean of integers is not an integer: sum, then divide")
         if source.dtype.hasobject:
-            raise BufferRefused("an array of Python objects cannot leave its process")
+            raise BufferRefusedError("an array of Python objects cannot leave its process")
         signature = f"allreduce {name} {source.dtype} {source.shape}"
         blobs = self.core.allgather(
             True, signature, zlib.crc32(signature.encode()), source.tobytes(), timeout
@@ -184,7 +186,7 @@ class Group:
             return total
         try:
             element = native_dtype(dtype)
-        except BufferRefused:
+        except BufferRefusedError:
             total = arrays[0].copy()
             for other in arrays[1:]:
                 total = _UFUNCS[op](total, other)
@@ -244,7 +246,7 @@ class Group:
 class Steps:
     """The collective steps of one call, such as making a handle.
 
-    After a Timeout or Ctrl-C the same call continues after the last finished step. Until it has,
+    After a timeout or Ctrl-C the same call continues after the last finished step. Until it has,
     any other such call of the group is refused: the other ranks would take it for this one.
     """
 
@@ -282,7 +284,7 @@ class Steps:
         return result
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, (Timeout, KeyboardInterrupt)):
+        if kind is not None and issubclass(kind, (PgasTimeoutError, KeyboardInterrupt)):
             inside = self._unfinished.get(self._group)
             self._unfinished[self._group] = self._call, self._done, inside
         else:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pgasdl import _native
 from pgasdl.config import Config
 from pgasdl.context import Context
-from pgasdl.errors import PeerLost
+from pgasdl.errors import PeerLostError
 from pgasdl.runtime.bootstrap import LocalStore
 from pgasdl.runtime.init import start
 from pgasdl.topology import Launch
@@ -76,7 +76,7 @@ def run(
     Raises
     ------
     Exception
-        The first error, by rank, that is not PeerLost; a note names the rank. A failing rank
+        The first error, by rank, that is not PeerLostError; a note names the rank. A failing rank
         closes its context as failed, so the others end too.
     """
     world = _native.LoopbackWorld(
@@ -114,6 +114,6 @@ def run(
         thread.join()
     failures = [error for error in errors if error is not None]
     if failures:
-        # Prefer the cause to the PeerLost of the others.
-        raise next((e for e in failures if not isinstance(e, PeerLost)), failures[0])
+        # Prefer the cause to the PeerLostError of the others.
+        raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
     return results

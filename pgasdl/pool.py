@@ -20,7 +20,7 @@ from pgasdl.buffers import Memory, aligned, as_numpy_dtype
 from pgasdl.device.arrays import describe, on_device
 from pgasdl.device.names import name_of, ordinal_of
 from pgasdl.device.views import DeviceBytes, cupy_view, torch_view
-from pgasdl.errors import BufferRefused, PoolFull, SegmentError
+from pgasdl.errors import BufferRefusedError, PoolFullError, SegmentError
 from pgasdl.group import Group
 from pgasdl.segment import Segment, SegmentTable
 
@@ -119,7 +119,7 @@ class Pool:
         sizes = shape if isinstance(shape, Iterable) else (shape,)
         sizes = tuple(map(operator.index, sizes))
         if min(sizes, default=0) < 0:
-            raise BufferRefused(f"an array of shape {sizes}")
+            raise BufferRefusedError(f"an array of shape {sizes}")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(dtype, torch.dtype):
             raw = self._bytes(math.prod(sizes) * dtype.itemsize, device, group)
@@ -130,7 +130,9 @@ class Pool:
             return torch.from_numpy(raw).view(dtype).reshape(sizes)
         element = as_numpy_dtype(dtype)
         if element.hasobject or element.itemsize == 0:
-            raise BufferRefused(f"dtype {dtype}: peers can use numbers and records of them only")
+            raise BufferRefusedError(
+                f"dtype {dtype}: peers can use numbers and records of them only"
+            )
         raw = self._bytes(math.prod(sizes) * element.itemsize, device, group)
         if isinstance(raw, DeviceBytes):
             return cupy_view(raw, element, sizes)
@@ -184,13 +186,13 @@ class Pool:
             self._free_dropped()
             parts = self._parts_of(device, group or self._world)
             if not parts:
-                raise PoolFull(
+                raise PoolFullError(
                     f"there is no pool{_where(device)}: call {_growth('nbytes', device)} on every "
                     "rank first"
                 )
             found = self._take(nbytes, parts) if nbytes else (0, 0, None)
             if found is None:
-                raise PoolFull(
+                raise PoolFullError(
                     f"{nbytes} bytes do not fit into the {_state(device, parts)}: drop arrays, or "
                     f"add a segment by {_growth(aligned(nbytes), device)} on every rank"
                 )

@@ -116,7 +116,7 @@ class Segment(_native.SegmentCore):
         UnavailableError
             The peer's copy is not mapped here: use ``ctx.read`` and ``ctx.write``. Or the segment
             is on a GPU.
-        RankError, PeerLost
+        RankError, PeerLostError
         """
         if self._ordinal is not None:
             raise UnavailableError(
@@ -207,7 +207,7 @@ class Segment(_native.SegmentCore):
             The view goes beyond the segment, or the segment was deleted.
         UnavailableError
             The segment is on the host, or the peer's copy is not mapped here.
-        RankError, PeerLost
+        RankError, PeerLostError
         """
         element = as_numpy_dtype(dtype)
         raw, shape = self._on_device(element, element.itemsize, offset, shape, peer)
@@ -244,7 +244,7 @@ class Segment(_native.SegmentCore):
 
         Raises
         ------
-        BufferRefused
+        BufferRefusedError
             Strided, or on a device.
         SegmentError
             It does not fit, or the segment was deleted.
@@ -270,7 +270,7 @@ class Segment(_native.SegmentCore):
 
         Raises
         ------
-        BufferRefused
+        BufferRefusedError
             Strided, read-only, or on a device.
         SegmentError
             The segment does not have as much, or was deleted.

@@ -63,6 +63,7 @@ void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
     bucket.under_way = true;
   }
   layer.ready = true;
+  layer.arrived = false;
   --bucket.missing;
 }
 
@@ -70,7 +71,13 @@ std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
   const Layer& layer = layers_[require(number)];
   const Bucket& bucket = buckets_[layer.bucket];
   if (bucket.under_way) return bucket.executions[bucket.current];
-  if (!layer.ready) return nullptr;
+  if (layer.arrived) return nullptr;
+  if (!layer.ready) {
+    throw Error(ErrorKind::kPlan,
+                text("wait(", number, ") without ready(", number, "): call ready(", number,
+                     ") on every rank when the layer's gradient is there; before the first one "
+                     "there is nothing to wait for"));
+  }
   std::string others;
   for (const std::uint32_t member : bucket.layers) {
     if (!layers_[member].ready) others += text(others.empty() ? "" : ", ", member);
@@ -103,7 +110,10 @@ void LayerSchedule::taken(std::size_t number, const Execution& execution) {
 }
 
 void LayerSchedule::turn_over(Bucket& bucket) {
-  for (const std::uint32_t member : bucket.layers) layers_[member].ready = false;
+  for (const std::uint32_t member : bucket.layers) {
+    layers_[member].ready = false;
+    layers_[member].arrived = true;
+  }
   bucket.under_way = false;
   ++bucket.taken;
   bucket.missing = bucket.layers.size();

@@ -19,6 +19,7 @@ class LayerSchedule {
   struct Layer {
     std::size_t bucket = 0;
     bool ready = false;
+    bool arrived = false;  // its exchange is over, and no wait has returned for it
     // Moments of the last iteration, in ticks().
     std::uint64_t became_ready = 0;
     std::uint64_t began = 0;
@@ -42,11 +43,14 @@ class LayerSchedule {
   // The layer's gradient is there, or will be after the work that a stream has so far; the last
   // layer of a bucket begins its exchange.
   void ready(std::int64_t layer, const StreamOrder* order = nullptr);
-  // The execution to wait for; null if the layer was not ready since its last wait.
+  // The execution to wait for; null if it is over, for a layer that shared it. Throws if the layer
+  // was not ready since its last wait.
   std::shared_ptr<Execution> awaited(std::int64_t layer) const;
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
   // The bucket's exchange is over, and its result was taken.
   void taken(std::size_t bucket, const Execution& execution);
+  // A wait for the layer returns.
+  void claim(std::size_t layer) { layers_.at(layer).arrived = false; }
   void note_wait(std::size_t layer, std::uint64_t began, std::uint64_t ended);
   // The program continues: the time until its next call counts as computing.
   void note_return(std::uint64_t now) { returned_ = now; }

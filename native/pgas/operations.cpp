@@ -58,16 +58,21 @@ void require_present(const Segment& segment) {
     refuse_deleted(segment);
 }
 
+// `peer`: the rank whose copy it is; kHere: this one's.
+constexpr Rank kHere = -1;
+
 [[noreturn, gnu::noinline]] void refuse_bounds(const char* side, const Slice& slice,
-                                               std::uint64_t limit) {
-  throw Error(ErrorKind::kSegment, text(side, " slice [", slice.offset, ":", slice.offset, "+",
-                                        slice.bytes, "] leaves segment ", slice.segment->id(),
-                                        ", which has ", limit, " bytes there"));
+                                               std::uint64_t limit, Rank peer) {
+  const std::string whose = peer == kHere ? "this rank" : text("rank ", peer);
+  throw Error(
+      ErrorKind::kSegment,
+      text(side, " slice [", slice.offset, ":", slice.offset + slice.bytes, "] leaves segment ",
+           slice.segment->id(), ", which has ", limit, " bytes on ", whose));
 }
 
-void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
+void check_bounds(const char* side, const Slice& slice, std::uint64_t limit, Rank peer) {
   if (slice.offset > limit || slice.bytes > limit - slice.offset) [[unlikely]]
-    refuse_bounds(side, slice, limit);
+    refuse_bounds(side, slice, limit, peer);
 }
 
 [[noreturn, gnu::noinline]] void refuse_lengths(std::uint64_t local, std::uint64_t remote,
@@ -92,8 +97,8 @@ Transfer checked_pair(const Pair& pair, Rank peer, bool write) {
   const RemoteSegment& there = remote_of(*remote.segment, peer);
   if (local.bytes != remote.bytes) [[unlikely]]
     refuse_lengths(local.bytes, remote.bytes, write);
-  check_bounds(write ? "source" : "target", local, local.segment->bytes());
-  check_bounds(write ? "target" : "source", remote, there.bytes);
+  check_bounds(write ? "source" : "target", local, local.segment->bytes(), kHere);
+  check_bounds(write ? "target" : "source", remote, there.bytes, peer);
   if (!local.segment->reached()) [[unlikely]]
     refuse_unreached(*local.segment, peer);
   if (there.device == kUnreached) [[unlikely]]

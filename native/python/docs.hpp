@@ -21,22 +21,23 @@
   "default, 0: one try."
 #define TIMEOUT "timeout : float, optional\n    Seconds; None: the context's default, 0: one try.\n"
 #define STREAM_LOST                                                                                \
-  "Timeout, PeerLost\n    An earlier stream's wait was ended without its notification, which did " \
+  "PgasTimeoutError, PeerLostError\n    An earlier stream's wait was ended without its notification, which did " \
   "not come in time, or by\n    the loss of a rank."
 
 namespace pgasdl::docs {
 
 inline constexpr const char* kWrite = R"(Write ``source`` into ``peer``'s memory.
 
+Local memory comes first, then the peer, then the peer's memory: so in all calls that move bytes.
 Returns once posted: leave ``source`` unchanged until ``wait(queue)`` returns. Writes are unordered
 among each other; raise a notification after them on the same queue to say that they are there.)" PARAMETERS
                                       R"(source : Slice
     n bytes of a local segment, ``seg[0:4096]``; n = 0 does nothing.
 )" PEER R"(target : Slice
     n bytes of a segment of ``peer``.
-)" PLACE RAISES R"(QueueFull
+)" PLACE RAISES R"(QueueFullError
     Nothing was posted; ``wait(queue)`` and repeat.
-PeerLost
+PeerLostError
     ``peer`` is gone.
 RankError, SegmentError, QueueError
     No such rank, slice or queue; nothing was posted.)" GASPI("write");
@@ -49,7 +50,7 @@ peer : int
     Rank.
 source : Slice
     n bytes of a segment of ``peer``.)" AS_WRITE RAISES
-                                     R"(QueueFull, PeerLost, RankError, SegmentError, QueueError
+                                     R"(QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write``.)" GASPI("read");
 
 inline constexpr const char* kWriteList =
@@ -57,7 +58,7 @@ inline constexpr const char* kWriteList =
     R"(pairs : Sequence[tuple[Slice, Slice]]
     Sequence of (source, target) slices, at most 65536.
 peer, queue, timeout
-    As for ``write``.)" RAISES R"(QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write``.)" RAISES R"(QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write``; nothing is posted if any pair is refused.)" GASPI("write_list");
 
 inline constexpr const char* kReadList =
@@ -65,7 +66,7 @@ inline constexpr const char* kReadList =
     R"(pairs : Sequence[tuple[Slice, Slice]]
     Sequence of (target, source) slices, at most 65536.
 peer, queue, timeout
-    As for ``read``.)" RAISES R"(QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``read``.)" RAISES R"(QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``read``; nothing is posted if any pair is refused.)" GASPI("read_list");
 
 inline constexpr const char* kNotify = R"(Raise one notification at ``peer``.
@@ -78,7 +79,7 @@ segment : Segment
     1 <= value < 2**32; a second one before the reset overwrites the first.)" AS_WRITE RAISES
                                        R"(NotificationError
     Id or value out of range.
-QueueFull, PeerLost, RankError, SegmentError, QueueError
+QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write``.)" GASPI("notify");
 
 inline constexpr const char* kWriteNotify =
@@ -92,9 +93,9 @@ to the same peer. Returns once posted: leave ``source`` unchanged until ``wait(q
     n bytes of a segment of ``peer``, which also holds the notification.
 )" AT_PEER R"(value : int, default 1
     1 <= value < 2**32; 0 means "not raised" and is refused.
-)" PLACE RAISES R"(QueueFull
+)" PLACE RAISES R"(QueueFullError
     Nothing was posted; ``wait(queue)`` and repeat.
-PeerLost
+PeerLostError
     ``peer`` is gone.
 NotificationError, RankError, SegmentError, QueueError
     Out of range; nothing was posted.)" NOTES
@@ -108,7 +109,7 @@ peer : int
     Rank.
 segment, notification, value
     The notification, as for ``notify``.)" AS_WRITE RAISES
-    R"(NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    R"(NotificationError, QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write_notify``; nothing is posted if any pair is refused.)" GASPI("write_list_notify");
 
 inline constexpr const char* kReadNotify =
@@ -123,7 +124,7 @@ source : Slice
     n bytes of a segment of ``peer``.
 notification, value, queue, timeout
     As for ``write_notify``.)" RAISES
-    R"(NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    R"(NotificationError, QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write_notify``.)" GASPI("read_notify");
 
 inline constexpr const char* kReadListNotify =
@@ -134,7 +135,7 @@ peer : int
     Rank.
 segment, notification, value
     The notification on this rank's board of ``segment``.)" AS_WRITE RAISES
-    R"(NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    R"(NotificationError, QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write_notify``; nothing is posted if any pair is refused.)" GASPI("read_list_notify");
 
 inline constexpr const char* kNotifyAdd =
@@ -149,7 +150,7 @@ segment : Segment
 )" AT_PEER R"(value : int, default 1
     1 <= value < 2**32, by which the notification grows.)" AS_WRITE RAISES R"(NotificationError
     Id or value out of range.
-QueueFull, PeerLost, RankError, SegmentError, QueueError
+QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write``.)" NOTES
     R"(Its owner waits with ``notify_wait_count``; ``notify_waitsome`` and ``notify_reset`` see the count
 as a value. The count stops at 2**32 - 1, and what comes then is lost: ``notify_wait_count`` raises
@@ -171,7 +172,7 @@ notification, value
     As for ``notify_add``.
 queue, timeout
     As for ``write_notify``.)" RAISES
-    R"(NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    R"(NotificationError, QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write_notify``; nothing was posted.)" NOTES
     R"(See ``notify_add``. From or to memory of a GPU it first waits for PyTorch's or CuPy's current
 stream.)";
@@ -184,7 +185,7 @@ peer : int
     Rank.
 segment, notification, value
     The notification, as for ``notify_add``.)" AS_WRITE RAISES
-    R"(NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    R"(NotificationError, QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write_notify_add``; nothing is posted if any pair is refused.)";
 
 inline constexpr const char* kWait =
@@ -196,9 +197,9 @@ that is what notifications are for.)" PARAMETERS R"(queue : int, default 0
 )" TIMEOUT R"(
 Raises
 ------
-Timeout
+PgasTimeoutError
     Requests are still under way; call again.
-PeerLost
+PeerLostError
     A rank was lost meanwhile.
 QueueError
     No such queue.)" GASPI("wait");
@@ -208,15 +209,15 @@ inline constexpr const char* kNotifyWaitsome =
     R"(first : int, default 0
     First id of the range.
 count : int, optional
-    How many ids; None: all from ``first`` on; 0 returns None at once.
+    How many ids from ``first`` on: ``notify_waitsome(segment, 7, 1)`` waits for 7 alone.
 )" TIMEOUT R"(
 Returns
 -------
 int
     An id that is raised. It stays raised until ``notify_reset``; repeated calls go round the range,
-    so that no id starves.)" RAISES R"(Timeout
+    so that no id starves.)" RAISES R"(PgasTimeoutError
     None is raised; names the range.
-PeerLost
+PeerLostError
     A rank was lost, or all others have left.
 NotificationError
     The range leaves the board.)" NOTES
@@ -235,9 +236,9 @@ Returns
 -------
 int
     What is left of the count. Several threads may wait for one notification: each takes its own.)" RAISES
-    R"(Timeout
+    R"(PgasTimeoutError
     Not so much yet; names what is there, and nothing was taken.
-PeerLost
+PeerLostError
     A rank was lost, or all others have left.
 NotificationError
     Id or count out of range; or the notification has counted beyond 2**32 - 2, so that additions
@@ -273,7 +274,7 @@ peer, target, notification, value, queue, timeout
     As for ``write_notify``.)" RAISES R"(UnavailableError
     Nothing of it is on a GPU.
 )" STREAM_LOST R"(
-QueueFull, PeerLost, NotificationError, RankError, SegmentError, QueueError
+QueueFullError, PeerLostError, NotificationError, RankError, SegmentError, QueueError
     As for ``write_notify``.)" NOTES R"(It can be captured into a CUDA graph.)";
 
 inline constexpr const char* kWriteListNotifyOn =
@@ -297,7 +298,7 @@ UnavailableError
 waits, and the stream finds it raised.
 
 If it does not come in time, or a rank is lost, this rank raises it itself, so that the stream goes
-on; the next call that names a stream raises Timeout or PeerLost with the reason.)";
+on; the next call that names a stream raises PgasTimeoutError or PeerLostError with the reason.)";
 
 inline constexpr const char* kNotifyResetOn =
     R"(Set a notification to "not raised" when a stream of a GPU comes to it.)" PARAMETERS STREAM
@@ -324,7 +325,7 @@ timeout : float, optional
     Not 8 bytes at a multiple of 8.
 UnavailableError
     The peer's memory was bound, not created (shm).
-PeerLost, RankError, SegmentError
+PeerLostError, RankError, SegmentError
     As for ``write``.)" GASPI("atomic_fetch_add");
 
 inline constexpr const char* kCompareSwap =
@@ -334,13 +335,13 @@ inline constexpr const char* kCompareSwap =
 peer : int
     Rank.
 compare : int
-    The expected value, 0 <= compare < 2**64.
+    The expected value, -2**63 <= compare < 2**63.
 swap : int
     The new value.
 timeout : float, optional
     Seconds; None: the context's default.)" RETURNS_INT
     R"(The old value; the exchange took place if it equals ``compare``.)" RAISES
-    R"(AlignmentError, UnavailableError, PeerLost, RankError, SegmentError
+    R"(AlignmentError, UnavailableError, PeerLostError, RankError, SegmentError
     As for ``atomic_fetch_add``.)" GASPI("atomic_compare_swap");
 
 }  // namespace pgasdl::docs

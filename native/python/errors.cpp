@@ -16,7 +16,7 @@ const char* python_name(ErrorKind kind) {
     case ErrorKind::kQueue:
       return "QueueError";
     case ErrorKind::kBuffer:
-      return "BufferRefused";
+      return "BufferRefusedError";
     case ErrorKind::kClosed:
       return "ClosedError";
     case ErrorKind::kPlan:
@@ -24,11 +24,11 @@ const char* python_name(ErrorKind kind) {
     case ErrorKind::kMismatch:
       return "MismatchError";
     case ErrorKind::kPeerLost:
-      return "PeerLost";
+      return "PeerLostError";
     case ErrorKind::kUnavailable:
       return "UnavailableError";
     case ErrorKind::kTimeout:
-      return "Timeout";
+      return "PgasTimeoutError";
     case ErrorKind::kSystem:
       break;
   }

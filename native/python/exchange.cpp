@@ -210,7 +210,7 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
         runtime.executor.check_peers(&execution);
       }
       if (execution.state() == Execution::State::kRunning) {
-        raise("Timeout", runtime.executor.missing(execution));
+        raise("PgasTimeoutError", runtime.executor.missing(execution));
       }
     }
     {

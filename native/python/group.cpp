@@ -24,7 +24,7 @@ void barrier(const GroupHandle& self, std::optional<double> timeout) {
   const Group::Inside inside(*self.group, Group::Kind::kBarrier, "barrier");
   if (blocking(limit, [&](Deadline deadline) { return self.group->barrier(inside, deadline); }) !=
       Outcome::kDone) {
-    raise("Timeout", self.group->missing_in_barrier());
+    raise("PgasTimeoutError", self.group->missing_in_barrier());
   }
 }
 
@@ -38,7 +38,7 @@ nb::list allgather(const GroupHandle& self, bool reduction, const std::string& w
   if (blocking(limit, [&](Deadline deadline) {
         return self.group->allgather(inside, kind, what, fingerprint, bytes, deadline, all);
       }) != Outcome::kDone) {
-    raise("Timeout", self.group->missing_in_allgather(kind, what));
+    raise("PgasTimeoutError", self.group->missing_in_allgather(kind, what));
   }
   nb::list result;
   for (const std::string& blob : all) result.append(nb::bytes(blob.data(), blob.size()));
@@ -55,8 +55,9 @@ void passive_send(const GroupHandle& self, nb::handle data, Integer peer,
   if (blocking(seconds(self.runtime->context, timeout), [&](Deadline deadline) {
         return self.group->passive_send(peer.rank(), message, deadline);
       }) != Outcome::kDone) {
-    raise("Timeout", text("passive_send: rank ", peer.value,
-                          " has not taken this rank's previous message; nothing was sent"));
+    raise("PgasTimeoutError",
+          text("passive_send: rank ", peer.value,
+               " has not taken this rank's previous message; nothing was sent"));
   }
 }
 
@@ -66,7 +67,7 @@ nb::tuple passive_receive(const GroupHandle& self, std::optional<double> timeout
   if (blocking(seconds(self.runtime->context, timeout), [&](Deadline deadline) {
         return self.group->passive_receive(deadline, sender, message);
       }) != Outcome::kDone) {
-    raise("Timeout", "passive_receive: no rank has sent a message");
+    raise("PgasTimeoutError", "passive_receive: no rank has sent a message");
   }
   return nb::make_tuple(sender, nb::bytes(message.data(), message.size()));
 }
@@ -130,7 +131,7 @@ void bind_group(nb::module_& module) {
                outcome = self.group->attach(blobs, Deadline::in(timeout));
              }
              if (outcome != Outcome::kDone) {
-               raise("Timeout",
+               raise("PgasTimeoutError",
                      "group: every member has described itself, but not all were there "
                      "at once to make its memory; call it again");
              }

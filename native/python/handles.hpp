@@ -133,7 +133,7 @@ void await_streams(Attempt&& attempt) {
 
 // Begins, without the GIL if much is copied.
 void start_execution(Runtime& runtime, Execution& execution, const Array& array);
-// Waits until it is over, answering Calls. Raises Timeout, and the fault of a failed execution.
+// Waits until it is over, answering Calls. Raises timeout, and the fault of a failed execution.
 void wait_execution(Runtime& runtime, Execution& execution, double timeout);
 // Begins and waits, or only waits after an interrupted call. If interrupted itself, holds `keep`.
 void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,

@@ -103,7 +103,7 @@ void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Intege
   }
   if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
   if (outcome != Outcome::kDone) {
-    raise("Timeout",
+    raise("PgasTimeoutError",
           group.group->missing_in_allgather(Group::Kind::kExchange, "creating a segment"));
   }
   new (self) SegmentHandle{group.runtime, std::move(segment)};

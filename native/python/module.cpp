@@ -11,6 +11,24 @@ const char* isa() {
   return "baseline";
 }
 
+// Lets `inspect.signature`, help() and editors know the parameters of the core's methods, which
+// nanobind describes in its own way. Their types are immutable for Python.
+void give_signatures() {
+  namespace nb = nanobind;
+  const nb::object getter = nb::cpp_function([](nb::handle method) {
+    return nb::module_::import_("pgasdl.signatures").attr("signature_of")(method);
+  });
+  const nb::object property = nb::module_::import_("builtins").attr("property")(getter);
+  const nb::object method = nb::type<pgasdl::ContextHandle>().attr("wait");
+  const nb::object bound = nb::steal(
+      Py_TYPE(method.ptr())
+          ->tp_descr_get(method.ptr(), Py_None, reinterpret_cast<PyObject*>(Py_TYPE(Py_None))));
+  for (PyTypeObject* const type : {Py_TYPE(method.ptr()), Py_TYPE(bound.ptr())}) {
+    PyDict_SetItemString(type->tp_dict, "__signature__", property.ptr());
+    PyType_Modified(type);
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -31,4 +49,5 @@ NB_MODULE(_native, module) {
   pgasdl::bind_measure(module);
   pgasdl::bind_simulate(module);
   pgasdl::bind_formats(module);
+  give_signatures();
 }

@@ -8,6 +8,49 @@
 #include "python/handles.hpp"
 
 namespace pgasdl {
+
+// An id, or a range of ids with its number.
+struct Ids {
+  std::uint64_t first = 0;
+  std::optional<std::uint64_t> number;
+};
+
+}  // namespace pgasdl
+
+namespace nanobind::detail {
+template <>
+struct type_caster<pgasdl::Ids> {
+  NB_TYPE_CASTER(pgasdl::Ids, const_name("int | range"))
+  // Ranges with a step are no range of ids.
+  bool from_python(handle source, std::uint8_t flags, cleanup_list* cleanup) noexcept {
+    const auto natural = [&](const char* name, std::uint64_t& result) {
+      PyObject* const bound = PyObject_GetAttrString(source.ptr(), name);
+      make_caster<pgasdl::Integer> integer;
+      const bool right = bound != nullptr && integer.from_python(bound, flags, cleanup);
+      if (bound == nullptr) PyErr_Clear();
+      Py_XDECREF(bound);
+      if (right) result = integer.value.natural();
+      return right;
+    };
+    if (PyRange_Check(source.ptr())) {
+      std::uint64_t step = 0;
+      std::uint64_t end = 0;
+      if (!natural("step", step) || step != 1 || !natural("start", value.first) ||
+          !natural("stop", end)) {
+        return false;
+      }
+      value.number = end > value.first ? end - value.first : value.first == UINT64_MAX ? 1 : 0;
+      return true;
+    }
+    make_caster<pgasdl::Integer> integer;
+    if (!integer.from_python(source, flags, cleanup)) return false;
+    value = {integer.value.natural(), std::nullopt};
+    return true;
+  }
+};
+}  // namespace nanobind::detail
+
+namespace pgasdl {
 namespace {
 
 using namespace nb::literals;
@@ -44,9 +87,10 @@ std::uint64_t weight_of(std::span<const Pair> pairs) {
 
 void require_posted(const ContextHandle& self, Outcome outcome, Integer queue) {
   if (outcome == Outcome::kDone) return;
-  raise("QueueFull", text("queue ", queue.value, " holds ", self.context().options().queue_depth,
-                          " requests; nothing was posted: wait(", queue.value,
-                          "), then post again, or use another queue"));
+  raise("QueueFullError",
+        text("queue ", queue.value, " holds ", self.context().options().queue_depth,
+             " requests; nothing was posted: wait(", queue.value,
+             "), then post again, or use another queue"));
 }
 
 // Posts; long copies, and waits for a free place, run without the GIL.
@@ -69,10 +113,10 @@ void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer
     const double patience = limit > 0 ? limit : self.context().options().timeout;
     if (limit == 0) outcome = blocking(patience, attempt);
     if (outcome == Outcome::kConnecting) {
-      raise("Timeout", text("rank ", peer.value,
-                            " has not answered a request for a connection on "
-                            "queue ",
-                            queue.value, " for ", patience, " s; nothing was posted"));
+      raise("PgasTimeoutError", text("rank ", peer.value,
+                                     " has not answered a request for a connection on "
+                                     "queue ",
+                                     queue.value, " for ", patience, " s; nothing was posted"));
     }
   }
   require_posted(self, outcome, queue);
@@ -306,28 +350,48 @@ void wait(const ContextHandle& self, Integer queue, std::optional<double> timeou
   if (blocking(seconds(context, timeout), [&](Deadline deadline) {
         return context.wait(queue.queue(), deadline);
       }) != Outcome::kDone) {
-    raise("Timeout", text("wait: queue ", queue.value, " still holds requests"));
+    raise("PgasTimeoutError", text("wait: queue ", queue.value, " still holds requests after ",
+                                   seconds(context, timeout), " s"));
   }
 }
 
-std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
-                                             const SegmentHandle& segment, Integer first,
-                                             std::optional<Integer> count,
-                                             std::optional<double> timeout) {
+std::optional<std::uint32_t> wait_for_some(const ContextHandle& self, const SegmentHandle& segment,
+                                           std::uint64_t begin, std::uint64_t number,
+                                           std::optional<double> timeout) {
   Context& context = self.context();
-  const std::uint64_t begin = first.natural();
-  const std::uint64_t all = segment.segment->notifications();
-  const std::uint64_t number = count ? count->natural() : all - std::min(begin, all);
   if (number == 0) return std::nullopt;
   std::uint32_t found = 0;
   if (blocking(seconds(context, timeout), [&](Deadline deadline) {
         return context.notify_waitsome(*segment.segment, begin, number, deadline, found);
       }) != Outcome::kDone) {
-    raise("Timeout",
+    raise("PgasTimeoutError",
           text("notify_waitsome: none of notifications ", begin, " to ", begin + number - 1,
-               " of segment ", segment.segment->id(), " was raised on rank ", context.rank()));
+               " of segment ", segment.segment->id(), " was raised on rank ", context.rank(),
+               " within ", seconds(context, timeout), " s"));
   }
   return found;
+}
+
+std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
+                                             const SegmentHandle& segment, std::optional<Ids> first,
+                                             std::optional<Integer> count,
+                                             std::optional<double> timeout) {
+  const Ids ids = first.value_or(Ids{});
+  if (ids.number && count) {
+    throw Error(ErrorKind::kNotification,
+                "notify_waitsome: a range says itself how many ids; leave out the count");
+  }
+  const std::uint64_t all = segment.segment->notifications();
+  const std::uint64_t rest = all - std::min(ids.first, all);
+  if (first && !ids.number && !count &&
+      PyErr_WarnEx(PyExc_DeprecationWarning,
+                   "notify_waitsome(segment, first) waits for `first` and all ids above: write "
+                   "range(first, segment.notifications), or (segment, first, 1) for that id alone",
+                   1) != 0) {
+    throw nb::python_error();
+  }
+  return wait_for_some(self, segment, ids.first,
+                       count ? count->natural() : ids.number.value_or(rest), timeout);
 }
 
 void notify_wait_on(const ContextHandle& self, nb::handle stream, const SegmentHandle& segment,
@@ -338,7 +402,7 @@ void notify_wait_on(const ContextHandle& self, nb::handle stream, const SegmentH
     // A processor raises the flags there, so the host waits, after the stream's earlier work.
     refuse_capture(order, kStreamWait);
     synchronize(order);
-    notify_waitsome(self, segment, notification, Integer{1}, timeout);
+    wait_for_some(self, segment, notification.natural(), 1, timeout);
   }
   context.notify_wait_on(order, segment.segment, notification.natural(),
                          Deadline::in(seconds(context, timeout)));
@@ -353,9 +417,10 @@ std::uint32_t notify_wait_count(const ContextHandle& self, const SegmentHandle& 
         return context.notify_wait_count(*segment.segment, notification.natural(), count.natural(),
                                          deadline, left);
       }) != Outcome::kDone) {
-    raise("Timeout", text("notify_wait_count: notification ", notification.value, " of segment ",
-                          segment.segment->id(), " stands at ", left, " of ", count.value,
-                          " on rank ", context.rank()));
+    raise("PgasTimeoutError",
+          text("notify_wait_count: notification ", notification.value, " of segment ",
+               segment.segment->id(), " stands at ", left, " of ", count.value, " on rank ",
+               context.rank(), " after ", seconds(context, timeout), " s"));
   }
   return left;
 }
@@ -365,9 +430,9 @@ std::uint32_t notify_reset(const ContextHandle& self, const SegmentHandle& segme
   return self.context().notify_reset(*segment.segment, notification.natural());
 }
 
-std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceArgument& target,
-                     Integer peer, std::uint64_t operand, std::uint64_t compare,
-                     std::optional<double> timeout) {
+std::int64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceArgument& target,
+                    Integer peer, std::uint64_t operand, std::uint64_t compare,
+                    std::optional<double> timeout) {
   Context& context = self.context();
   std::uint64_t old = 0;
   const double limit = seconds(context, timeout);
@@ -378,9 +443,10 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceAr
         context.atomic(kind, *target, peer.rank(), operand, compare, Deadline::in(limit), old);
   }
   if (outcome != Outcome::kDone) {
-    raise("Timeout", text("an atomic on rank ", peer.value, " did not complete"));
+    raise("PgasTimeoutError",
+          text("an atomic on rank ", peer.value, " did not complete within ", limit, " s"));
   }
-  return old;
+  return static_cast<std::int64_t>(old);
 }
 
 // --- calls with only positional arguments
@@ -428,17 +494,16 @@ PyObject* write_notify_directly(PyObject* const* given, std::size_t n, bool& oth
   return nullptr;
 }
 
-// notify_waitsome(segment, first, count)
+// notify_waitsome(segment) and notify_waitsome(segment, first, count)
 PyObject* notify_waitsome_directly(PyObject* const* given, std::size_t n, bool& other) {
-  if (n >= 2 && n <= 4) {
+  if (n == 2 || n == 4) {
     const auto* self = direct<ContextHandle>(given[0]);
     const auto* segment = direct<SegmentHandle>(given[1]);
     Integer first, count;
-    if (self != nullptr && segment != nullptr && (n < 3 || direct(given[2], first)) &&
-        (n < 4 || direct(given[3], count))) {
-      const auto found =
-          notify_waitsome(*self, *segment, first,
-                          n < 4 ? std::nullopt : std::optional<Integer>(count), std::nullopt);
+    if (self != nullptr && segment != nullptr &&
+        (n == 2 || (direct(given[2], first) && direct(given[3], count)))) {
+      const std::uint64_t number = n == 2 ? segment->segment->notifications() : count.natural();
+      const auto found = wait_for_some(*self, *segment, first.natural(), number, std::nullopt);
       return found ? PyLong_FromUnsignedLong(*found) : none();
     }
   }
@@ -497,7 +562,7 @@ void bind_operations(nb::class_<ContextHandle>& context) {
            "timeout"_a.none() = nb::none(), docs::kWriteListNotifyAdd)
       .def("wait", &wait, "queue"_a = Integer{0}, nb::kw_only(), "timeout"_a.none() = nb::none(),
            docs::kWait)
-      .def("notify_waitsome", &notify_waitsome, "segment"_a, "first"_a = Integer{0},
+      .def("notify_waitsome", &notify_waitsome, "segment"_a, "first"_a.none() = nb::none(),
            "count"_a.none() = nb::none(), nb::kw_only(), "timeout"_a.none() = nb::none(),
            docs::kNotifyWaitsome)
       .def("notify_wait_count", &notify_wait_count, "segment"_a, "notification"_a, "count"_a,
@@ -535,8 +600,10 @@ void bind_operations(nb::class_<ContextHandle>& context) {
       .def(
           "atomic_compare_swap",
           [](const ContextHandle& self, const SliceArgument& target, Integer peer,
-             std::uint64_t compare, std::uint64_t swap, std::optional<double> timeout) {
-            return atomic(self, Atomic::Kind::kCompareSwap, target, peer, swap, compare, timeout);
+             std::int64_t compare, std::int64_t swap, std::optional<double> timeout) {
+            return atomic(self, Atomic::Kind::kCompareSwap, target, peer,
+                          static_cast<std::uint64_t>(swap), static_cast<std::uint64_t>(compare),
+                          timeout);
           },
           "target"_a, "peer"_a, "compare"_a, "swap"_a, nb::kw_only(),
           "timeout"_a.none() = nb::none(), docs::kCompareSwap)

@@ -44,6 +44,7 @@ void wait_layer(const ScheduleHandle& self, Integer layer, std::optional<double>
   } stopwatch{*self.schedule, number};
   wait_bucket(self, self.schedule->layer(number).bucket, self.schedule->awaited(layer.value),
               limit);
+  self.schedule->claim(number);
 }
 
 // ready, began, ended, waited: moments of the last iteration; waiting: seconds of all iterations.

@@ -42,7 +42,7 @@ from pgasdl.collectives.workspace import (
     Workspace,
 )
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, MismatchError, PlanError
+from pgasdl.errors import BufferRefusedError, MismatchError, PlanError
 from pgasdl.group import Group, Steps
 from pgasdl.plans import PLANS, spec_of
 from pgasdl.plans.algorithms.blocks import ALIGN
@@ -296,7 +296,9 @@ class Allreduces:
         memory = checked(array, kind_of(op), reduction_of(op))
         deadline = time.monotonic() + limit
         if memory.device is None and stream is not None:
-            raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
+            raise BufferRefusedError(
+                "a stream orders an allreduce on a GPU; this array is the host's"
+            )
         handle = None if memory.device is None else stream_handle(stream, memory.device)
         made = known or GroupAllreduce(self._state, group)
         if known is None:  # a refused call makes nothing

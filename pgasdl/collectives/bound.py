@@ -29,7 +29,7 @@ from pgasdl.buffers import DTYPES, Memory, memory_of
 from pgasdl.collectives.policy import Choice, Policy, operation_of
 from pgasdl.collectives.state import CollectiveState
 from pgasdl.device.names import name_of
-from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.errors import BufferRefusedError, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import PLANS, Case, Members, spec_of
 from pgasdl.plans.pieces import ArrayPlan, build_array, lowered, pieces_of
@@ -51,7 +51,7 @@ def kind_of(op: str) -> str:
     """Return the kind of plan for an operator of an allreduce."""
     if op not in KIND_OF_OPERATOR:
         known = ", ".join(KIND_OF_OPERATOR)
-        raise BufferRefused(f"operator {op!r}: an allreduce takes {known}")
+        raise BufferRefusedError(f"operator {op!r}: an allreduce takes {known}")
     return KIND_OF_OPERATOR[op]
 
 
@@ -65,9 +65,11 @@ def checked(array: Any, kind: str, reduction: str = "sum") -> Memory:
     memory = memory_of(array, device=True)
     integers = memory.native_dtype.startswith("int")  # raises if the core cannot reduce the dtype
     if kind == "average" and integers:
-        raise BufferRefused("the mean of integers is not an integer: sum, then divide")
+        raise BufferRefusedError("the mean of integers is not an integer: sum, then divide")
     if reduction != "sum" and memory.device is not None:
-        raise BufferRefused(f"{reduction} on {name_of(memory.device)}: a GPU does sums and means")
+        raise BufferRefusedError(
+            f"{reduction} on {name_of(memory.device)}: a GPU does sums and means"
+        )
     return memory
 
 

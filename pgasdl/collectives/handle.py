@@ -25,7 +25,7 @@ from pgasdl.collectives.bound import (
 from pgasdl.collectives.state import CollectiveState
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.errors import BufferRefusedError, PlanError
 from pgasdl.group import Group, Steps
 from pgasdl.plans import KINDS
 from pgasdl.plans.pieces import ArrayPlan
@@ -44,11 +44,11 @@ def _memories(kind: str, array: Any, out: Any, reduction: str) -> tuple[Memory, 
         return memory, memory
     given = memory_of(array, writable=False, device=True)
     if given.device != memory.device:
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"out is on {name_of(memory.device)}, but the array on {name_of(given.device)}"
         )
     if (given.dtype, given.count) != (memory.dtype, memory.count):
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"out is {memory.dtype} x {memory.count}, but the array {given.dtype} x {given.count}"
         )
     return memory, given
@@ -197,7 +197,7 @@ class Collective:
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it: :meth:`start` and :meth:`wait` in one call.
 
-        After a Timeout, Ctrl-C or an exception in an update, the same call continues. On a GPU a
+        After a timeout, Ctrl-C or an exception in an update, the same call continues. On a GPU a
         stream runs it, and the call does not wait, as in :meth:`Context.allreduce`.
         """
         handle = self._stream(stream)
@@ -220,7 +220,7 @@ class Collective:
         if self._memory.device is not None:
             return stream_handle(stream, self._memory.device)
         if stream is not None:
-            raise BufferRefused(
+            raise BufferRefusedError(
                 "a stream orders collectives on memory of a GPU; this is the host's"
             )
         return None
@@ -240,7 +240,7 @@ class Collective:
             It is under way.
         ClosedError
             It was closed.
-        PeerLost, MismatchError
+        PeerLostError, MismatchError
             An earlier execution failed in this way: make another handle.
         """
         handle = self._stream(stream)
@@ -250,7 +250,7 @@ class Collective:
             self._execution.start_after(handle)
 
     def wait(self, *, timeout: float | None = None) -> None:
-        """Wait for the result. After a Timeout, the next call continues.
+        """Wait for the result. After a timeout, the next call continues.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class Collective:
         """Release its notifications and memory. Idempotent, not collective.
 
         An execution under way is abandoned: this rank no longer advances it, and the other ranks'
-        waits for it end in a Timeout. One that a stream runs is finished first. A ``with``
+        waits for it end in a timeout. One that a stream runs is finished first. A ``with``
         statement closes it, too.
         """
         if self.closed:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pgasdl import _native
 from pgasdl.device.names import current_ordinal, name_of
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Device types of DLPack: CUDA, and memory that CUDA moves between host and GPU.
@@ -45,7 +45,7 @@ def on_device(buffer: object) -> bool:
 def describe(buffer: Any, *, writable: bool) -> DeviceArray:
     """Describe an object that is :func:`on_device`; ``writable``: it will be written to.
 
-    BufferRefused: its description is wrong, or not understood. UnavailableError: no GPU here.
+    BufferRefusedError: its description is wrong, or not understood. UnavailableError: no GPU here.
     """
     interface = getattr(buffer, "__cuda_array_interface__", None)
     if interface is None:
@@ -55,14 +55,16 @@ def describe(buffer: Any, *, writable: bool) -> DeviceArray:
 
 def _of_interface(buffer: object, interface: dict[str, Any]) -> DeviceArray:
     if interface.get("mask") is not None:
-        raise BufferRefused("an array with a mask: pass the plain array")
+        raise BufferRefusedError("an array with a mask: pass the plain array")
     try:
         address, read_only = interface["data"]
         shape = tuple(int(extent) for extent in interface["shape"])
         dtype = np.dtype(interface["typestr"])
         strides = interface.get("strides")
     except (KeyError, TypeError, ValueError) as error:
-        raise BufferRefused(f"a __cuda_array_interface__ that is not understood: {error}") from None
+        raise BufferRefusedError(
+            f"a __cuda_array_interface__ that is not understood: {error}"
+        ) from None
     # The protocol has no name for bfloat16: CuPy passes it as two bytes.
     if dtype.kind == "V" and getattr(buffer, "dtype", None) == _BFLOAT16:
         dtype = _BFLOAT16
@@ -80,7 +82,7 @@ def _of_dlpack(buffer: object, writable: bool) -> DeviceArray:
     if dtype is None and code in _KINDS:
         dtype = np.dtype(f"{_KINDS[code]}{bits // 8}")
     if dtype is None or taken.type_lanes != 1:
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"an array of DLPack's type {code} with {bits} bits and {taken.type_lanes} lanes on "
             f"{name_of(taken.device)}, which NumPy does not have"
         )

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pgasdl.buffers import Memory, aligned
-from pgasdl.errors import ClosedError, PeerLost, PgasError, QueueFull, SegmentError, Timeout
+from pgasdl.errors import (
+    ClosedError,
+    PeerLostError,
+    PgasError,
+    PgasTimeoutError,
+    QueueFullError,
+    SegmentError,
+)
 from pgasdl.group import Group
 from pgasdl.input.shelf import Bytes, Shelf, Words
 
@@ -121,7 +128,7 @@ class BlockService:
         with self._lock:
             try:
                 self._context.write_notify(*question, queue=self._queue)
-            except QueueFull:
+            except QueueFullError:
                 self._context.wait(self._queue)
                 self._context.write_notify(*question, queue=self._queue)
 
@@ -148,7 +155,7 @@ class BlockService:
             try:
                 self._context.wait(self._queue, timeout=timeout)
                 break
-            except (Timeout, PeerLost, ClosedError):
+            except (PgasTimeoutError, PeerLostError, ClosedError):
                 raise
             except PgasError as error:  # once for each rank that refused something
                 failed = error
@@ -175,11 +182,11 @@ class BlockService:
             try:
                 context.notify_waitsome(segment, _BELL, 1, timeout=0.2)
                 context.notify_reset(segment, _BELL)
-            except Timeout:
+            except PgasTimeoutError:
                 continue
             except (ClosedError, SegmentError):
                 return
-            except PeerLost:  # what the others want is heard after survivors()
+            except PeerLostError:  # what the others want is heard after survivors()
                 self._ended.wait(0.1)
             places = np.flatnonzero(wanted.copy()).tolist()  # others write to it
             wanted[places] = 0

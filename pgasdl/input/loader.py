@@ -102,7 +102,7 @@ class Loader:
         An argument is out of range, or ``decode`` cannot be sent to processes.
     DataError
         Record 0 cannot be decoded.
-    BufferRefused
+    BufferRefusedError
         ``memory`` is too small, strided or read-only.
     """
 
@@ -172,7 +172,7 @@ class Loader:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             A batch is not there. The next loop waits for it again.
         DataError, OSError
             A record could not be read or decoded. The next loop tries the batch again.
@@ -230,7 +230,7 @@ class Loader:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             A record is still being read or decoded; call it again.
         """
         self._closed = True

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pgasdl.errors import PgasError, Timeout
+from pgasdl.errors import PgasError, PgasTimeoutError
 from pgasdl.group import Group
 from pgasdl.input.homes import NOW, SOON, BlockService, Mapped, Parts, Remote
 from pgasdl.input.shelf import FAILED, Shelf, slot_of
@@ -138,7 +138,7 @@ class JobMemory:
             if looks % _LOOKS == 0:  # again: it may have been loaded and evicted since
                 self._ask(home, index, NOW)
             if time.monotonic() > deadline:
-                raise Timeout(f"it was not loaded in {self._timeout:g} s")
+                raise PgasTimeoutError(f"it was not loaded in {self._timeout:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
         raise AssertionError

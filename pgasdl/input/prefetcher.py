@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl.buffers import aligned, memory_of
-from pgasdl.errors import BufferRefused, ClosedError, Timeout
+from pgasdl.errors import BufferRefusedError, ClosedError, PgasTimeoutError
 from pgasdl.input.batches import Iterations, Rows
 from pgasdl.input.decode import Decoded, Fixed, Plain, Source
 
@@ -52,7 +52,7 @@ class Prefetcher:
     ------
     ValueError
         ``depth`` below 2, or records that have to be decoded.
-    BufferRefused
+    BufferRefusedError
         ``memory`` is too small, strided or read-only.
 
     Notes
@@ -110,7 +110,7 @@ class Prefetcher:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             It is not there; the next call waits again.
         ClosedError
             The prefetcher is closed.
@@ -124,7 +124,7 @@ class Prefetcher:
         try:
             got = self._shared.ready.get(timeout=self._timeout)
         except queue.Empty:
-            raise Timeout(self._late()) from None
+            raise PgasTimeoutError(self._late()) from None
         if isinstance(got, _Filled):
             return self._lent(got)
         self._done = True
@@ -137,13 +137,13 @@ class Prefetcher:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             The thread is still in a read; call it again.
         """
         self._end()
         self._thread.join(self._timeout)
         if self._thread.is_alive():
-            raise Timeout(f"the prefetcher is still in a read after {self._timeout:g} s")
+            raise PgasTimeoutError(f"the prefetcher is still in a read after {self._timeout:g} s")
 
     def __enter__(self) -> Self:
         return self
@@ -262,5 +262,5 @@ def bytes_of(memory: Any, nbytes: int) -> Bytes:
     """Return the first bytes of an array, tensor or segment."""
     found = memory_of(memory).on_host()
     if found.nbytes < nbytes:
-        raise BufferRefused(f"{found.nbytes} bytes of memory: the buffers take {nbytes}")
+        raise BufferRefusedError(f"{found.nbytes} bytes of memory: the buffers take {nbytes}")
     return found[:nbytes]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pgasdl.context import Context
-from pgasdl.errors import PgasError, Timeout
+from pgasdl.errors import PgasError, PgasTimeoutError
 from pgasdl.group import Group
 from pgasdl.jobs.messages import MOST_COUNTED, RankCounters
 
@@ -82,7 +82,7 @@ class Board:
     def _taken(self) -> Iterator[dict[str, Any]]:
         try:
             self._context.wait(self._queue, timeout=0)
-        except Timeout:
+        except PgasTimeoutError:
             return
         except PgasError:
             pass  # a rank has left since it was asked

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from pgasdl.errors import ConfigError, JobError, Timeout
+from pgasdl.errors import ConfigError, JobError, PgasTimeoutError
 from pgasdl.jobs.places import Places, default_file
 from pgasdl.jobs.proof import Connection
 
@@ -215,7 +215,7 @@ class Client:
                 yield data
 
     def wait(self, job: int, timeout: float | None = None) -> dict[str, Any]:
-        """Wait for a job's end, and return it; Timeout after so many seconds."""
+        """Wait for a job's end, and return it; PgasTimeoutError after so many seconds."""
         for _ in self.events(job, timeout):
             pass
         return self.show(job)
@@ -232,7 +232,7 @@ class Client:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             After ``timeout`` seconds; None: as long as the server lives.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -253,7 +253,7 @@ class Client:
                 if not late and now > missing_since + self._patience:
                     raise
             if deadline is not None and time.monotonic() >= deadline:
-                raise Timeout(f"job {job} has not ended after {timeout:g} s")
+                raise PgasTimeoutError(f"job {job} has not ended after {timeout:g} s")
             time.sleep(_PAUSE)
 
     def _stream(

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from pgasdl.context import Context
-from pgasdl.errors import PgasError, Timeout
+from pgasdl.errors import PgasError, PgasTimeoutError
 from pgasdl.group import Group
 from pgasdl.jobs.messages import MOST_VALUE_BYTES, Command
 
@@ -43,7 +43,7 @@ class Mailbox:
             self._context.wait(self._queue)
 
     def read(self, number: int) -> Command:
-        """Return a command that was, or is just being, posted; Timeout: it has not come."""
+        """Return a command that was, or is just being, posted; PgasTimeoutError: it has not come."""
         place = number % PLACES
         if self.posts:
             length = self._lengths[place]
@@ -54,9 +54,9 @@ class Mailbox:
         return Command.from_json(json.loads(self._bytes[begin:end].tobytes()))
 
     def await_post(self, number: int) -> None:
-        """Wait for as long as it takes until a command is posted; PeerLost ends it."""
+        """Wait for as long as it takes until a command is posted; PeerLostError ends it."""
         while not self.posts:
-            with suppress(Timeout):
+            with suppress(PgasTimeoutError):
                 self._context.notify_waitsome(self._segment, number % PLACES, 1)
                 return
 
@@ -88,8 +88,8 @@ class Mailbox:
             self._context.notify(self._context.rank, self._segment, _BELL)
 
     def await_bell(self) -> None:
-        """Wait for as long as it takes until something wakes rank 0; PeerLost ends it."""
-        with suppress(Timeout):
+        """Wait for as long as it takes until something wakes rank 0; PeerLostError ends it."""
+        with suppress(PgasTimeoutError):
             self._context.notify_waitsome(self._segment, _BELL, 1)
             self._context.notify_reset(self._segment, _BELL)
 

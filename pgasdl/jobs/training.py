@@ -23,10 +23,10 @@ from pgasdl.errors import (
     ConfigError,
     JobError,
     MismatchError,
-    PeerLost,
+    PeerLostError,
     PgasError,
+    PgasTimeoutError,
     PlanError,
-    Timeout,
 )
 from pgasdl.group import Group
 from pgasdl.jobs.board import Board
@@ -116,7 +116,7 @@ class TrainingJob:
         ``set`` of this name. ``evaluate`` and ``checkpoint`` are built in, without a value (None);
         other names are the program's own, with any JSON of at most 4 KiB. If a function raises, the
         error goes to the user as an event, and to the log; the training goes on, so a function
-        checks a value before it changes anything. PeerLost, Timeout and MismatchError end the
+        checks a value before it changes anything. PeerLostError, PgasTimeoutError and MismatchError end the
         training.
 
         Raises
@@ -158,11 +158,11 @@ class TrainingJob:
         ------
         PlanError
             The element of the iteration before the last was not taken: its exchange is not over.
-        Timeout
+        PgasTimeoutError
             A command has not come.
         MismatchError
             This rank has no function for a command, as rank 0 has.
-        PeerLost
+        PeerLostError
             A rank died, also while all are paused.
         """
         self.iteration = iteration
@@ -289,7 +289,7 @@ class TrainingJob:
             return
         try:
             handler(value)
-        except (PeerLost, Timeout, MismatchError):
+        except (PeerLostError, PgasTimeoutError, MismatchError):
             raise
         except Exception as error:  # a mistyped value must not end the training
             log.exception("rank %d: command %s", self._context.rank, command)

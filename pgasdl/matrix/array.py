@@ -71,7 +71,7 @@ class DistributedArray(Numbered):
     def take_number(self) -> None:
         """Take the next number, the same on all ranks if they are in step.
 
-        Once it is made: a call that is repeated after a Timeout takes one.
+        Once it is made: a call that is repeated after a timeout takes one.
         """
         self.space.n_arrays += 1
         self._number = self.space.n_arrays
@@ -182,14 +182,14 @@ class DistributedArray(Numbered):
         ------
         LayoutError
             Of another shape, or of ranks that are not there.
-        BufferRefused
+        BufferRefusedError
             A dtype that matrices do not have.
         PlanError
             A conversion from or to integers.
         MismatchError
             Ranks remap different matrices, or to different layouts: one made another matrix, or
             changed one, where the others did not.
-        PeerLost, Timeout
+        PeerLostError, PgasTimeoutError
             Nothing can be moved in this group any more.
 
         Notes

@@ -31,7 +31,7 @@ def from_dtensor(where: Context | Group, dtensor: Any) -> Any:
     ------
     LayoutError
         Another placement, or a mesh of other ranks.
-    BufferRefused
+    BufferRefusedError
         This rank's part is not contiguous or not on the host, or of a dtype that matrices do not
         have.
     """

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl.buffers import DTYPES
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 
 Array = npt.NDArray[Any]
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(bool): "bytes"}
@@ -22,12 +22,12 @@ def core_dtype(dtype: np.dtype[Any]) -> str:
 
     Raises
     ------
-    BufferRefused
+    BufferRefusedError
         Matrices do not have it.
     """
     name = _NAMES.get(dtype)
     if name is None:
-        raise BufferRefused(f"matrices are of {', '.join(DTYPES)} or bool, not of {dtype}")
+        raise BufferRefusedError(f"matrices are of {', '.join(DTYPES)} or bool, not of {dtype}")
     return name
 
 

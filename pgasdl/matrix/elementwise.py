@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pgasdl.errors import BufferRefused, LayoutError
+from pgasdl.errors import BufferRefusedError, LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.elements import STORED, Array, as_computed, core_dtype
 from pgasdl.matrix.layout import Block, Layout
@@ -30,7 +30,7 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     ------
     LayoutError
         Shapes that do not fit, operands of different groups, or ``out`` is a replica.
-    BufferRefused
+    BufferRefusedError
         The result is of another kind than ``out``: floating point numbers into integers.
     """
     found = _at_once(function, inputs, out)
@@ -125,7 +125,9 @@ def require_room(out: DistributedArray, element: np.dtype[Any]) -> None:
     """Raise an error unless a result of a dtype can be put into a matrix."""
     out.require_original()
     if not np.can_cast(element, out.dtype, "same_kind"):
-        raise BufferRefused(f"a result of {element} into {out.dtype}, which is of another kind")
+        raise BufferRefusedError(
+            f"a result of {element} into {out.dtype}, which is of another kind"
+        )
 
 
 def _array(operand: Any) -> Any:

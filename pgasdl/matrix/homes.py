@@ -9,7 +9,7 @@ import numpy as np
 
 from pgasdl import _native
 from pgasdl.buffers import Memory, memory_of
-from pgasdl.errors import QueueFull
+from pgasdl.errors import QueueFullError
 from pgasdl.group import Group
 from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.moves import Pieces
@@ -93,7 +93,7 @@ class Homes:
             part = slices[begin : begin + _MOST_ROWS]
             try:
                 context.read_list(part, peer)
-            except QueueFull:
+            except QueueFullError:
                 context.wait()
                 context.read_list(part, peer)
 

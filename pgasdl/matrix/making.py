@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl.buffers import as_numpy_dtype
-from pgasdl.errors import BufferRefused, LayoutError, RankError
+from pgasdl.errors import BufferRefusedError, LayoutError, RankError
 from pgasdl.group import Group
 from pgasdl.matrix.array import make
 from pgasdl.matrix.elements import Array, core_dtype
@@ -56,7 +56,7 @@ def empty(
     ------
     LayoutError
         The layout does not fit.
-    BufferRefused
+    BufferRefusedError
         Another dtype.
     """
     whole = _two(shape)
@@ -186,7 +186,7 @@ def _from_root(
             about = json.dumps([None, str(error)]).encode()
     shape, name = json.loads(space.group.allgather("matrix.array", about)[root])
     if shape is None:
-        raise BufferRefused(f"rank {root} has no array: {name}")
+        raise BufferRefusedError(f"rank {root} has no array: {name}")
     found = replicated(_two(tuple(shape)), [root])
     flat = np.ascontiguousarray(given).reshape(-1) if space.rank == root else None
     whole = make(len(shape), space, found, name, flat)
@@ -278,7 +278,7 @@ def _two(shape: _Shape) -> tuple[int, int]:
 def _drawn_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     element = as_numpy_dtype(dtype)
     if core_dtype(element) == "bytes" or element.kind in "iu":
-        raise BufferRefused(f"random numbers are no {element}")
+        raise BufferRefusedError(f"random numbers are no {element}")
     return element
 
 

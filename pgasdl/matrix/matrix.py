@@ -183,7 +183,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
 
         Raises
         ------
-        PoolFull
+        PoolFullError
             Some rank's blocks lie outside the pool; all raise it.
         """
         return Reader(self)

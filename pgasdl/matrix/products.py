@@ -57,7 +57,7 @@ def matmul(
         rank has several blocks, or a block that others have, too.
     MismatchError
         Ranks multiply different matrices.
-    PeerLost, Timeout
+    PeerLostError, PgasTimeoutError
 
     Notes
     -----

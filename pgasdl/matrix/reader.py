@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgasdl.errors import PoolFull
+from pgasdl.errors import PoolFullError
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.homes import find_homes, in_pool
 from pgasdl.matrix.index import dropped, ranges_of
@@ -25,7 +25,7 @@ class Reader:
         what = f"a reader of {array.layout.digest}"
         homes, outside = find_homes(array.space.group, what, [array.flat])
         if outside:
-            raise PoolFull(
+            raise PoolFullError(
                 f"ranks {outside} have their blocks outside the pool: ctx.pool(nbytes) on every "
                 "rank, before the matrix is made"
             )
@@ -38,16 +38,16 @@ class Reader:
 
         Raises
         ------
-        PoolFull
+        PoolFullError
             The pool has no room for them.
-        PeerLost, Timeout
+        PeerLostError, PgasTimeoutError
         """
         array, space = self._array, self._array.space
         ((top, bottom), (left, right)), single = ranges_of(array, key)
         shape = bottom - top, right - left
         values = space.empty(shape[0] * shape[1], array.dtype)
         if not in_pool(space.group, values):
-            raise PoolFull(
+            raise PoolFullError(
                 f"{values.nbytes} bytes to read into do not fit into the pool: ctx.pool(nbytes)"
             )
         window = top, left, *shape

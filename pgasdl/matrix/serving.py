@@ -17,7 +17,13 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgasdl import _native, errors
-from pgasdl.errors import BufferRefused, LayoutError, MismatchError, PeerLost, Timeout
+from pgasdl.errors import (
+    BufferRefusedError,
+    LayoutError,
+    MismatchError,
+    PeerLostError,
+    PgasTimeoutError,
+)
 from pgasdl.group import Group
 from pgasdl.matrix.message import decode, encode
 
@@ -76,9 +82,9 @@ def serve(context: Context, program: Callable[..., Any], *inputs: Any) -> Any:
     TypeError
         An operand cannot be sent: a function that is not NumPy's, say. On rank 0, and nothing is
         lost.
-    Timeout
+    PgasTimeoutError
         A worker has not taken, or not ended, an operation. Later ones raise it, too.
-    PeerLost
+    PeerLostError
         A rank died. Other exceptions of the program end the work of all ranks, and are raised on
         rank 0. What an operation raises, on rank 0 or on any worker, the program may catch.
 
@@ -155,7 +161,7 @@ def _told_by_all(context: Context, mine: bytes) -> list[bytes]:
     while True:
         try:
             return context.world.allgather("the end of an operation", mine)
-        except (Timeout, MismatchError):
+        except (PgasTimeoutError, MismatchError):
             if context.rank == 0:
                 raise
 
@@ -197,7 +203,7 @@ class _Master:
         try:
             with self.quiet():
                 result = _operations[name](*inputs, **options)
-        except (PeerLost, Timeout):
+        except (PeerLostError, PgasTimeoutError):
             self._broken = True  # who knows what workers are at
             raise
         except Exception as error:
@@ -215,7 +221,7 @@ class _Master:
         """Hear how an operation ended on all ranks, and raise what a worker alone raised."""
         try:
             told = _told_by_all(self._context, mine)
-        except Timeout:
+        except PgasTimeoutError:
             self._broken = True
             raise
         raised = [] if mine else [_raised(rank, blob) for rank, blob in enumerate(told) if blob]
@@ -234,19 +240,21 @@ class _Master:
             self.busy = before
 
     def give_up(self, error: BaseException) -> None:
-        """Let all workers end that are still there, with PeerLost if that is why."""
-        lost = [str(error), error.rank] if isinstance(error, PeerLost) else None
+        """Let all workers end that are still there, with PeerLostError if that is why."""
+        lost = [str(error), error.rank] if isinstance(error, PeerLostError) else None
         if self._broken and lost is None:
             return  # the failure of this rank ends them
         for rank in range(1, self._context.size):
             self._broken = False
-            with suppress(PeerLost, Timeout):
+            with suppress(PeerLostError, PgasTimeoutError):
                 self.send(lost, [rank])
 
     def send(self, what: object, ranks: Sequence[int] | None = None) -> None:
         """Send to workers, in messages of the length that there is; None: to all."""
         if self._broken:
-            raise Timeout("not all workers have had an earlier operation: serve() has to end")
+            raise PgasTimeoutError(
+                "not all workers have had an earlier operation: serve() has to end"
+            )
         blob, longest = encode(what, self._name), self._context.limits.passive_bytes - 1
         self._broken = True  # until all have it
         for begin in range(0, len(blob), longest):
@@ -287,13 +295,13 @@ class _Worker:
                 if not isinstance(message, tuple):
                     break
                 self._do(*message)
-            except (PeerLost, Timeout):
+            except (PeerLostError, PgasTimeoutError):
                 raise
             except Exception as error:
                 ended = _described(error)
             _told_by_all(self._context, ended)
         if message is not None:
-            raise PeerLost(*message)
+            raise PeerLostError(*message)
 
     def _do(self, dropped: list[int], name: str, number: int, inputs: Any, options: Any) -> None:
         """Do one operation."""
@@ -309,10 +317,12 @@ class _Worker:
         while more:
             try:
                 sender, message = self._context.passive_receive()
-            except Timeout:
-                continue  # the master has something else to do; its end would raise PeerLost
+            except PgasTimeoutError:
+                continue  # the master has something else to do; its end would raise PeerLostError
             if sender != 0:
-                raise BufferRefused(f"a passive message of rank {sender} to a worker of a master")
+                raise BufferRefusedError(
+                    f"a passive message of rank {sender} to a worker of a master"
+                )
             more = bool(message[0] & _MORE)
             blob = (b"" if message[0] & _FIRST else blob) + message[1:]
         return blob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pgasdl.checkpoint import Checkpoints, Shard, Sharded
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 from pgasdl.group import Group
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.layout import Layout
@@ -48,10 +48,10 @@ def save(
         A rank could not write. All raise it; the checkpoints before stay as they are.
     LayoutError
         The matrices are of different groups.
-    PeerLost, Timeout, UnavailableError
+    PeerLostError, PgasTimeoutError, UnavailableError
     """
     if not arrays:
-        raise BufferRefused("a checkpoint of no matrix: Checkpoints.save writes a state alone")
+        raise BufferRefusedError("a checkpoint of no matrix: Checkpoints.save writes a state alone")
     _save(checkpoints, iteration, arrays, Local(state or {}), timeout)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pgasdl import _native
-from pgasdl.errors import MismatchError, PeerLost, Timeout
+from pgasdl.errors import MismatchError, PeerLostError, PgasTimeoutError
 from pgasdl.runtime.bootstrap.store import bitmap
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class GroupSetup:
         description: bytes,
         limit: float,
     ) -> list[bytes]:
-        """Return every member's description. Raises PeerLost when any rank of the job is lost.
+        """Return every member's description. Raises PeerLostError when any rank of the job is lost.
 
         The store only reports an owner whose connection ended. It reports neither a stopped owner
         nor a third rank whose loss keeps the owner away.
@@ -88,9 +88,9 @@ class GroupSetup:
             self._store.put(f"{key}/{context.rank}", mine + description, limit or None)
             remaining = max(0.0, deadline - time.monotonic())
             values = self._store.gather(key, members, remaining, look=look)
-        except Timeout as error:
-            raise Timeout(f"group of ranks {_words(members)}: {error}") from None
-        except PeerLost as error:
+        except PgasTimeoutError as error:
+            raise PgasTimeoutError(f"group of ranks {_words(members)}: {error}") from None
+        except PeerLostError as error:
             self._notice(context, error)
             raise
         for member, value in zip(members, values, strict=True):
@@ -100,8 +100,8 @@ class GroupSetup:
                 )
         return [value[len(mine) :] for value in values]
 
-    def _notice(self, context: _native.ContextCore, error: PeerLost) -> None:
-        """Raise PeerLost once the context has noticed the loss that the store reports.
+    def _notice(self, context: _native.ContextCore, error: PeerLostError) -> None:
+        """Raise PeerLostError once the context has noticed the loss that the store reports.
 
         The connection to the store may end first: then survivors() would include the lost rank. And
         that rank may have left because of a loss that is not noticed here yet.
@@ -114,7 +114,7 @@ class GroupSetup:
             time.sleep(0.001)
 
     def _require_nobody_lost(self, context: _native.ContextCore, during: str) -> None:
-        """Raise PeerLost for a loss that ``survivors()`` has not accepted."""
+        """Raise PeerLostError for a loss that ``survivors()`` has not accepted."""
         context._require_peer(context.rank, during)
         lost = [
             rank
@@ -123,7 +123,7 @@ class GroupSetup:
         ]
         if lost:
             words = ", ".join(map(context._loss_in_words, lost))
-            raise PeerLost(
+            raise PeerLostError(
                 f"{words}, noticed during {during} on rank {context.rank}; "
                 "ctx.survivors() gives the group of those left",
                 lost[0] if len(lost) == 1 else -1,

@@ -73,7 +73,7 @@ def init(
         The transport is not available; says why.
     ClosedError
         This process has a context already.
-    Timeout, PeerLost
+    PgasTimeoutError, PeerLostError
 
     Notes
     -----

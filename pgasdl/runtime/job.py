@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pgasdl import _native
 from pgasdl.config import Config
-from pgasdl.errors import PeerLost, Timeout
+from pgasdl.errors import PeerLostError, PgasTimeoutError
 from pgasdl.runtime import flight_record
 from pgasdl.runtime.bootstrap import Store
 from pgasdl.runtime.group_setup import GroupSetup
@@ -56,14 +56,14 @@ class StartedJob:
 
     def report(self, context: _native.ContextCore, error: BaseException) -> None:
         """Report the error that ends this rank."""
-        if isinstance(error, (Timeout, PeerLost)):
+        if isinstance(error, (PgasTimeoutError, PeerLostError)):
             self.dump(context, f"after {type(error).__name__}: {error}", briefly=True)
         self._give_reason(context, error)
         flight_record.report_to_elastic(error)
 
     def _give_reason(self, context: _native.ContextCore, error: BaseException) -> None:
         """Leave a line for the errors of the other ranks, which notice losses themselves."""
-        if not isinstance(error, PeerLost):
+        if not isinstance(error, PeerLostError):
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             context._give_reason(line.encode(errors="replace")[:180].decode(errors="ignore"))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from pgasdl.errors import ConfigError, JobError, Timeout
+from pgasdl.errors import ConfigError, JobError, PgasTimeoutError
 from pgasdl.jobs import tensorboard
 from pgasdl.jobs.client import Client
 from pgasdl.jobs.job import State
@@ -229,8 +229,10 @@ def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
                 return
             if told in ("refused", "failed") and text.startswith(f"{sent}: "):
                 raise JobError(f"{told} {text}")
-    except Timeout as error:
-        raise Timeout(f"no word of job {job} after {_ANSWER:g} s; it may obey later") from error
+    except PgasTimeoutError as error:
+        raise PgasTimeoutError(
+            f"no word of job {job} after {_ANSWER:g} s; it may obey later"
+        ) from error
     raise JobError(f"job {job} ended before it obeyed")
 
 

@@ -49,7 +49,7 @@ class DDPState:
 
     Raises
     ------
-    Timeout, PeerLost, MismatchError
+    PgasTimeoutError, PeerLostError, MismatchError
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import pgasdl.matrix as pm
 from pgasdl.context import Context
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 from pgasdl.group import Group
 
 
@@ -45,7 +45,7 @@ class DistributedLinear(nn.Module):
 
     Raises
     ------
-    BufferRefused
+    BufferRefusedError
         A weight of another dtype than float32 or float64, or not on the host.
 
     Notes
@@ -72,7 +72,7 @@ class DistributedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of this rank's samples. Collective."""
         if x.shape[-1] != self.in_features or x.dtype != self.weight.dtype:
-            raise BufferRefused(
+            raise BufferRefusedError(
                 f"inputs of {x.dtype} {tuple(x.shape)} into a layer of {self.weight.dtype} "
                 f"with {self.in_features} inputs"
             )
@@ -87,7 +87,7 @@ class DistributedLinear(nn.Module):
         weight = self.weight.detach()
         _require(weight)
         if weight.numel() != self.matrix.flat.size:
-            raise BufferRefused(
+            raise BufferRefusedError(
                 f"a weight of {weight.numel()} elements: this rank has {self.matrix.flat.size} of "
                 f"{self.matrix}"
             )
@@ -106,7 +106,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 def _require(weight: Tensor) -> None:
     if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"a weight of {weight.dtype} on {weight.device}: distributed layers "
             "are of float32 or float64, on the host"
         )

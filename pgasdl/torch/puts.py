@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pgasdl.buffers import Memory, memory_of
 from pgasdl.context import Context
-from pgasdl.errors import PeerLost, Timeout
+from pgasdl.errors import PeerLostError, PgasTimeoutError
 from pgasdl.group import Group
 from pgasdl.segment import Segment
 from pgasdl.torch import streams
@@ -59,7 +59,7 @@ class Puts:
     def settle(self, timeout: float | None) -> None:
         """Wait until streams have done the puts, and the current one all its work.
 
-        Timeout: they have not. UnavailableError: the current stream is captured into a graph.
+        PgasTimeoutError: they have not. UnavailableError: the current stream is captured into a graph.
         """
         if self._enqueued is not None:
             self._enqueued.finish(self._context._seconds(timeout))
@@ -139,7 +139,7 @@ class Signals:
         return self._sent.get((lane, member), 0)
 
     def send(self, lane: int, member: int, timeout: float | None = None) -> None:
-        """Send one signal; QueueFull, Timeout or PeerLost: none was sent."""
+        """Send one signal; QueueFullError, PgasTimeoutError or PeerLostError: none was sent."""
         with self._sending:  # numbers must leave in their order
             number = self.sent(lane, member) + 1
             self._context.notify(
@@ -153,11 +153,11 @@ class Signals:
 
     def answer(self, lane: int, member: int, timeout: float | None = None) -> None:
         """Send to a member that may have left; it then needs no answer."""
-        with suppress(PeerLost):
+        with suppress(PeerLostError):
             self.send(lane, member, timeout)
 
     def wait(self, lane: int, member: int, number: int, timeout: float | None = None) -> None:
-        """Wait until ``member`` has sent ``number`` signals; the caller words a Timeout."""
+        """Wait until ``member`` has sent ``number`` signals; the caller words a timeout."""
         deadline = time.monotonic() + self.seconds(timeout)
         place = lane * self.group.size + member
         while self._look(lane, member) < number:
@@ -165,7 +165,7 @@ class Signals:
             self._context.notify_waitsome(self.board, place, 1, timeout=left)
 
     def meet(self, lane: int, rounds: int, timeout: float | None = None) -> None:
-        """Wait until every member is here as often as this rank; after a Timeout it continues.
+        """Wait until every member is here as often as this rank; after a timeout it continues.
 
         After one round, a member's earlier writes to this rank on queue 0 are here; after two, its
         writes to any member are there.
@@ -180,8 +180,8 @@ class Signals:
             for member in others:
                 try:
                     self.wait(lane, member, number, max(0.0, deadline - time.monotonic()))
-                except Timeout:
-                    raise Timeout(f"{self.name(member)} is not there") from None
+                except PgasTimeoutError:
+                    raise PgasTimeoutError(f"{self.name(member)} is not there") from None
         self._met[lane] = done + rounds
 
     def seconds(self, timeout: float | None) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from pgasdl.errors import Timeout, UnavailableError
+from pgasdl.errors import PgasTimeoutError, UnavailableError
 
 
 class Cuda:
@@ -94,7 +94,7 @@ class Enqueued:
             pause = 0.0
             while not event.query():
                 if time.monotonic() >= deadline:
-                    raise Timeout(
+                    raise PgasTimeoutError(
                         f"a stream of {self.device} has not done what was enqueued within "
                         f"{seconds:g} s; peers were told nothing"
                     )

@@ -31,12 +31,12 @@ from pgasdl.buffers import Memory, as_numpy_dtype
 from pgasdl.context import Context, current
 from pgasdl.device.names import ordinal_of
 from pgasdl.errors import (
-    BufferRefused,
+    BufferRefusedError,
     ConfigError,
     MismatchError,
     NotificationError,
+    PgasTimeoutError,
     SegmentError,
-    Timeout,
     UnavailableError,
 )
 from pgasdl.group import Group, Steps
@@ -93,11 +93,11 @@ def empty(
     ------
     UnavailableError
         Another device, one that is not there, or one whose memory peers do not reach.
-    BufferRefused
+    BufferRefusedError
         No elements.
     ClosedError
         No ``group``, and this process has no context.
-    Timeout, PeerLost, MismatchError
+    PgasTimeoutError, PeerLostError, MismatchError
     """
     where = torch.get_default_device() if device is None else torch.device(device)
     why = _why_none(where)
@@ -111,7 +111,7 @@ def empty(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
-        raise BufferRefused(f"a tensor of shape {shape} has no memory to share")
+        raise BufferRefusedError(f"a tensor of shape {shape} has no memory to share")
     segment = context.segment(nbytes, device=where, group=members)
     if ordinal is not None:  # unmapped under a stream, it would end this process's use of the GPU
         drained = weakref.finalize(segment, streams.cuda.drain, torch.device(segment.device))
@@ -139,18 +139,18 @@ def rendezvous(tensor: Tensor, group: Members) -> SymmetricMemory:
 
     Raises
     ------
-    BufferRefused
+    BufferRefusedError
         The tensor is not of :func:`empty`.
     MismatchError
         The memory of another member has another size, shape or dtype, or is another.
     RankError
         A member has no copy of the memory.
-    Timeout, PeerLost
+    PgasTimeoutError, PeerLostError
     """
     context, members = members_of(group)
     segment = _segment_of(tensor, context)
     if segment is None:
-        raise BufferRefused("this tensor was not made by symmetric_memory.empty()")
+        raise BufferRefusedError("this tensor was not made by symmetric_memory.empty()")
     found = segment.attached.get(members.ranks)
     if found is None:
         for rank in members.ranks:
@@ -283,13 +283,13 @@ class SymmetricMemory:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             The last signal was not taken, or a stream of the GPU is not so far; nothing was sent.
         RankError, NotificationError
             No such member or channel.
         UnavailableError
             The current stream is captured into a CUDA graph.
-        PeerLost
+        PeerLostError
         """
         self._put_signal(None, dst_rank, channel, timeout_ms)
 
@@ -305,8 +305,8 @@ class SymmetricMemory:
         seconds = self._seconds(timeout_ms)
         try:
             signals.wait(signal, src, signals.sent(taken, src) + 1, seconds)
-        except Timeout:
-            raise Timeout(
+        except PgasTimeoutError:
+            raise PgasTimeoutError(
                 f"wait_signal: no signal of {signals.name(src)} on channel {channel} within "
                 f"{seconds:g} s"
             ) from None
@@ -320,9 +320,9 @@ class SymmetricMemory:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             Names a member that is missing, or the GPU; the next call continues this barrier.
-        NotificationError, UnavailableError, PeerLost
+        NotificationError, UnavailableError, PeerLostError
             As for :meth:`put_signal`.
         """
         seconds = self._seconds(timeout_ms)
@@ -330,8 +330,10 @@ class SymmetricMemory:
         self._puts.settle(seconds)
         try:
             self._signals.meet(lane, rounds, seconds)
-        except Timeout as error:
-            raise Timeout(f"barrier, channel {channel}: {error} after {seconds:g} s") from None
+        except PgasTimeoutError as error:
+            raise PgasTimeoutError(
+                f"barrier, channel {channel}: {error} after {seconds:g} s"
+            ) from None
 
     def _put_signal(
         self, source: Tensor | None, dst_rank: int, channel: int = 0, timeout_ms: int = 0
@@ -341,8 +343,8 @@ class SymmetricMemory:
         seconds = self._seconds(timeout_ms)
         try:
             signals.wait(taken, dst, signals.sent(signal, dst), seconds)
-        except Timeout:
-            raise Timeout(
+        except PgasTimeoutError:
+            raise PgasTimeoutError(
                 f"put_signal: {signals.name(dst)} has not taken the last signal of rank "
                 f"{self.rank} on channel {channel} within {seconds:g} s; nothing was sent"
             ) from None
@@ -404,7 +406,7 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
     ------
     SegmentError
         ``src`` is larger than the memory.
-    BufferRefused, RankError, Timeout, PeerLost
+    BufferRefusedError, RankError, PgasTimeoutError, PeerLostError
     """
     hdl._put_signal(src, peer)
 

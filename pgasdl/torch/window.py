@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pgasdl.buffers import memory_of
 from pgasdl.errors import (
-    BufferRefused,
+    BufferRefusedError,
     ClosedError,
     MismatchError,
+    PgasTimeoutError,
     SegmentError,
-    Timeout,
     UnavailableError,
 )
 from pgasdl.group import Steps
@@ -56,7 +56,7 @@ class Work:
         self._finish = finish
 
     def wait(self, timeout: Time = None) -> bool:
-        """Wait for it; after a Timeout the next call continues. True."""
+        """Wait for it; after a timeout the next call continues. True."""
         if self._finish is not None:
             self._finish(_seconds(timeout))
             self._finish = None
@@ -124,7 +124,7 @@ class Window:
 
         Raises
         ------
-        BufferRefused
+        BufferRefusedError
             Strided, or neither on the host nor on a GPU.
         ClosedError
             The window has a tensor already.
@@ -133,7 +133,7 @@ class Window:
             memory of this GPU, or it is of an allocator that cannot share it (cudaMallocAsync).
         MismatchError
             Some are on the host, others on GPUs; or a member is in another collective.
-        Timeout, PeerLost
+        PgasTimeoutError, PeerLostError
         """
         if self._tensor is not None:
             raise ClosedError("this window has a tensor: tensor_deregister() comes first")
@@ -184,17 +184,17 @@ class Window:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             Names a member that has not called it, or the GPU; the next call continues.
-        ClosedError, PeerLost
+        ClosedError, PeerLostError
         """
         self._require()
         seconds = self._context._seconds(self._timeout)
         self._puts.settle(seconds)
         try:
             self._signals.meet(_END, 1, seconds)
-        except Timeout as error:
-            raise Timeout(f"tensor_deregister: {error} after {seconds:g} s") from None
+        except PgasTimeoutError as error:
+            raise PgasTimeoutError(f"tensor_deregister: {error} after {seconds:g} s") from None
         self._signals.close()
         if self._bound:
             self._segment.close()
@@ -233,11 +233,11 @@ class Window:
         ------
         SegmentError
             It would leave the window there.
-        BufferRefused
+        BufferRefusedError
             Strided, or of another dtype.
         ClosedError
             The window has no tensor.
-        Timeout, QueueFull, PeerLost
+        PgasTimeoutError, QueueFullError, PeerLostError
             A part of it may be there.
         UnavailableError
             The current stream is captured into a CUDA graph.
@@ -246,7 +246,7 @@ class Window:
         dst = self._require(dst_rank)
         place, first = self._places[dst], operator.index(target_offset_nelems)
         if str(tensor.dtype) != place.dtype:
-            raise BufferRefused(
+            raise BufferRefusedError(
                 f"put of {tensor.dtype} into the window of rank {dst}, which has {place.dtype}"
             )
         if first < 0 or first + tensor.numel() > place.count:
@@ -274,11 +274,11 @@ class Window:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             No signal was sent: no room for it, or a stream of the GPU is not so far.
         UnavailableError
             The current stream is captured into a CUDA graph.
-        ClosedError, RankError, QueueFull, PeerLost
+        ClosedError, RankError, QueueFullError, PeerLostError
         """
         peer, seconds = self._require(peer_rank), self._seconds(timeout)
         self._puts.settle(seconds)
@@ -299,9 +299,9 @@ class Window:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             Names the member.
-        ClosedError, RankError, PeerLost
+        ClosedError, RankError, PeerLostError
         """
         peer = self._require(peer_rank)
 
@@ -309,8 +309,8 @@ class Window:
             seconds = self._context._seconds(timeout)
             try:
                 self._signals.wait(_SIGNAL, peer, self._taken[peer] + 1, seconds)
-            except Timeout:
-                raise Timeout(
+            except PgasTimeoutError:
+                raise PgasTimeoutError(
                     f"wait_signal: no signal of {self._signals.name(peer)} within {seconds:g} s"
                 ) from None
             self._taken[peer] += 1

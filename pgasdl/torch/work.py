@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Work as BaseWork
 from torch.futures import Future
 
-from pgasdl.errors import PgasError, Timeout
+from pgasdl.errors import PgasError, PgasTimeoutError
 from pgasdl.torch.untraced import Untraced
 
 Result = list[Tensor]
@@ -23,7 +23,7 @@ def as_torch(error: BaseException) -> BaseException:
     """Return the error that programs for torch.distributed expect instead of ours."""
     if not isinstance(error, PgasError):
         return error
-    what = "Timed out waiting" if isinstance(error, Timeout) else type(error).__name__
+    what = "Timed out waiting" if isinstance(error, PgasTimeoutError) else type(error).__name__
     known = distributed.DistBackendError(f"pgasdl: {what}: {error}")
     known.__cause__ = error
     return known

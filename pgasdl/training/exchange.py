@@ -21,7 +21,13 @@ from pgasdl.context import Context
 from pgasdl.counters import LayerTimes
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, ConfigError, PeerLost, PlanError, UnavailableError
+from pgasdl.errors import (
+    BufferRefusedError,
+    ConfigError,
+    PeerLostError,
+    PlanError,
+    UnavailableError,
+)
 from pgasdl.group import Group, Steps
 from pgasdl.plans import EXCHANGES
 from pgasdl.plans.plan import ROOTED
@@ -71,7 +77,7 @@ class GradientExchange:
         For kind "update": the owner calls ``update(block)``, which must act on each element alone.
         On a GPU it enqueues its work on the current stream; the weights travel once that is done.
         If it raises, so does the call in which it ran, and the exchange ends on all ranks: the
-        others' waits raise PeerLost, which names that error.
+        others' waits raise PeerLostError, which names that error.
     bucket_bytes : int, default 0
         Layers share a bucket until it has this many bytes; 0: every layer travels alone.
     wire : dtype, optional
@@ -111,7 +117,7 @@ class GradientExchange:
         Ranks disagree on layers, dtypes, kind, plan or buckets; names the difference.
     ConfigError
         No such kind.
-    BufferRefused
+    BufferRefusedError
         A dtype that cannot be reduced, or not in this kind.
     PlanError
         The plan does not offer the kind or wire, or is not available here.
@@ -258,7 +264,7 @@ class GradientExchange:
             No such layer, or it is already ready and was not waited for.
         UnavailableError
             The stream is captured into a CUDA graph; nothing was begun.
-        PeerLost, ClosedError
+        PeerLostError, ClosedError
         """
         if self._autotune is not None:
             self._schedule.require(layer)
@@ -275,7 +281,9 @@ class GradientExchange:
     @staticmethod
     def _refuse(stream: object) -> None:
         if stream is not None:
-            raise BufferRefused("a stream orders an exchange on a GPU; this one is on the host")
+            raise BufferRefusedError(
+                "a stream orders an exchange on a GPU; this one is on the host"
+            )
 
     def turn(self) -> None:
         """Advance every exchange as far as it goes without waiting (CaffeGPI's turn)."""
@@ -295,20 +303,20 @@ class GradientExchange:
 
         Raises
         ------
-        Timeout
+        PgasTimeoutError
             Names the missing notifications; the next call continues.
         PlanError
             No such layer, or others of its bucket are not ready.
         UnavailableError
             An update is due, and the current stream is captured into a CUDA graph: wait again
             outside of the capture.
-        PeerLost, MismatchError, ClosedError
+        PeerLostError, MismatchError, ClosedError
         """
         tuner = self._autotune
         deadline = 0.0 if tuner is None else time.monotonic() + self.context._seconds(timeout)
         try:
             self._schedule.wait(layer, timeout=timeout)
-        except PeerLost as error:
+        except PeerLostError as error:
             raise self._explained(error) from None
         if tuner is not None:
             tuner.after(self.layers[layer].bucket, max(0.0, deadline - time.monotonic()))
@@ -325,7 +333,7 @@ class GradientExchange:
 
         Raises
         ------
-        Timeout, PlanError, PeerLost, MismatchError, ClosedError
+        PgasTimeoutError, PlanError, PeerLostError, MismatchError, ClosedError
             As :meth:`wait`.
         """
         deadline = time.monotonic() + self.context._seconds(timeout)
@@ -333,7 +341,7 @@ class GradientExchange:
             left = max(0.0, deadline - time.monotonic())
             try:
                 self._schedule.finish(bucket.index, timeout=left)
-            except PeerLost as error:
+            except PeerLostError as error:
                 raise self._explained(error) from None
             if self._autotune is not None:
                 self._autotune.after(bucket.index, max(0.0, deadline - time.monotonic()))
@@ -377,7 +385,7 @@ class GradientExchange:
             raise
         self._owner.answer(call)
 
-    def _explained(self, error: PeerLost) -> PeerLost:
+    def _explained(self, error: PeerLostError) -> PeerLostError:
         """Return the error, with the one that a peer's update raised if that is the cause."""
         return error if self._owner is None else self._owner.explained(error)
 
@@ -403,7 +411,7 @@ class GradientExchange:
 
         Raises
         ------
-        Timeout, PeerLost
+        PgasTimeoutError, PeerLostError
             An exchange under way cannot end; the segments are released all the same.
         """
         if self not in self.context.state.servers or self.context.closed:

@@ -14,7 +14,7 @@ import numpy as np
 from pgasdl import _native
 from pgasdl.buffers import aligned, as_numpy_dtype, native_dtype
 from pgasdl.collectives.policy import Choice
-from pgasdl.errors import BufferRefused, MismatchError
+from pgasdl.errors import BufferRefusedError, MismatchError
 from pgasdl.group import Group, Steps
 
 # Fingerprints of layers in one message of a group.
@@ -94,13 +94,13 @@ def _shape_and_dtype(index: int, given: Any) -> tuple[tuple[int, ...], np.dtype[
     elif hasattr(given, "shape") and hasattr(given, "dtype"):
         shape, dtype = given.shape, given.dtype
     else:
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"layer {index} is {given!r}: give a (shape, dtype) pair, an array, a tensor or a "
             "parameter"
         )
     dims = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
     if any(n < 0 for n in dims):
-        raise BufferRefused(f"layer {index} has the shape {dims}")
+        raise BufferRefusedError(f"layer {index} has the shape {dims}")
     return dims, as_numpy_dtype(dtype)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import PeerLost, PgasError
+from pgasdl.errors import PeerLostError, PgasError
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket
 from pgasdl.training.setup import WORDS, ExchangeMemory, Setup
@@ -118,7 +118,7 @@ class Owner:
         self._words.numpy()[: len(words)] = list(words)
         return why
 
-    def explained(self, error: PeerLost) -> PeerLost:
+    def explained(self, error: PeerLostError) -> PeerLostError:
         """Return the error with the last words of the lost rank, if it left any."""
         context, room = self._context, self._words
         with suppress(PgasError):
@@ -126,5 +126,5 @@ class Owner:
             context.wait(timeout=_PATIENCE)
             words = bytes(room.numpy()[WORDS:]).rstrip(b"\0").decode(errors="ignore")
             if words:
-                return PeerLost(f"{error}: {words}", error.rank)
+                return PeerLostError(f"{error}: {words}", error.rank)
         return error

@@ -23,7 +23,7 @@ from pgasdl.collectives.bound import (
 )
 from pgasdl.collectives.policy import Choice
 from pgasdl.context import Context
-from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.errors import BufferRefusedError, PlanError
 from pgasdl.group import Group, Steps
 from pgasdl.plans import Case, Plan
 from pgasdl.plans.pieces import ArrayPlan
@@ -120,10 +120,10 @@ class Setup:
         return staged_by_gpus(self.group, self.kind, bucket.nbytes, bucket.item, piece)
 
     def refuse_integers(self, layers: Sequence[Layer]) -> None:
-        """Raise BufferRefused for integers, unless they are summed as they are."""
+        """Raise BufferRefusedError for integers, unless they are summed as they are."""
         for layer in layers:
             if layer.dtype.kind in "iu" and (self.kind != "sum" or self.wire is not None):
-                raise BufferRefused(
+                raise BufferRefusedError(
                     f'layer {layer.index} is {layer.dtype}: integers are summed (kind "sum"), '
                     "neither averaged nor converted"
                 )

@@ -220,7 +220,7 @@ def judged(answers: list[Answer]) -> list[Any]:
     """The results of the ranks; RankFailure with every failing rank's traceback, cause first."""
     failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
     # Ranks that only heard of a failure come last.
-    failed.sort(key=lambda pair: pair[1].get("kind") == "PeerLost")
+    failed.sort(key=lambda pair: pair[1].get("kind") == "PeerLostError")
     if failed:
         raise RankFailure(
             "\n".join(

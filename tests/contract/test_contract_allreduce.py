@@ -196,7 +196,7 @@ def test_tensors(ctx: Any) -> None:
     parameter = torch.nn.Parameter(torch.ones(9) * ctx.rank)
     ctx.allreduce(parameter.data, op="mean")
     assert (parameter == 0.5).all()
-    with pytest.raises(pgasdl.BufferRefused):
+    with pytest.raises(pgasdl.BufferRefusedError):
         ctx.allreduce(torch.ones(4, 4).T, op="mean")
 
 
@@ -236,14 +236,14 @@ def test_refused(ctx: Any) -> None:
         np.ones(4, bool), np.ones(4, np.complex64), [1.0, 2.0], 3.0, None, "text", b"bytes",
     ]  # fmt: skip
     for array in bad:
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce(array, op="mean")
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce_handle(array, op="mean")
     for op in ("maximum", "avg", "", None, 5):
-        with pytest.raises((pgasdl.BufferRefused, TypeError)):
+        with pytest.raises((pgasdl.BufferRefusedError, TypeError)):
             ctx.allreduce(np.ones(4, np.float32), op)
-    with pytest.raises(pgasdl.BufferRefused, match="integers"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="integers"):
         ctx.allreduce(np.ones(4, np.int32), "mean")
     array = np.full(4, ctx.rank + 1.0)
     assert (ctx.allreduce(array, op="mean") == 1.5).all()
@@ -257,16 +257,16 @@ def test_refused_although_known(ctx: Any) -> None:
         for _ in range(3):
             ctx.allreduce(array, op="mean")
         array.flags.writeable = False
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce(array, op="mean")
         array.flags.writeable = True
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce(array[::2], op="mean")
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce(array.view(np.uint32), op="mean")
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce(array.view(array.dtype.newbyteorder()), op="mean")
-        with pytest.raises(pgasdl.BufferRefused):
+        with pytest.raises(pgasdl.BufferRefusedError):
             ctx.allreduce(array.view(np.int32), op="mean")  # the mean of integers
         for _ in range(2):
             ints = array.view(np.int32)
@@ -372,7 +372,7 @@ def test_resumes_after_timeout(ctx: Any) -> None:
                 ctx.barrier()
                 if ctx.rank == 0:
                     for timeout in (0.01, 0):
-                        with pytest.raises(pgasdl.Timeout):
+                        with pytest.raises(pgasdl.PgasTimeoutError):
                             ctx.allreduce(array, op="mean", plan=plan, timeout=timeout)
                     with pytest.raises(pgasdl.MismatchError, match="timed out"):
                         ctx.allreduce(np.ones(5, np.float32), op="mean", timeout=0)
@@ -407,10 +407,10 @@ def test_handles_in_flight_in_any_order(ctx: Any, inside: bool) -> None:
 
 
 def times_out(handle: Any, words: str) -> None:
-    """Every wait ends in Timeout, soon in one with ``words``: the steps before may take a while."""
+    """Every wait ends in PgasTimeoutError, soon in one with ``words``: the steps before may take a while."""
     end = time.monotonic() + 10
     while True:
-        with pytest.raises(pgasdl.Timeout) as caught:
+        with pytest.raises(pgasdl.PgasTimeoutError) as caught:
             handle.wait(timeout=0.02)
         if words in str(caught.value):
             return

@@ -76,7 +76,7 @@ def test_one_try_counts_exactly(ctx: Any) -> None:
             try:
                 ctx.atomic_fetch_add(segment[0:8], 0, 1, timeout=0)
                 break
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 pass
     ctx.barrier()
     assert ctx.atomic_fetch_add(segment[0:8], 0, 0) == 30 * ctx.size

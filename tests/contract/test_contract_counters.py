@@ -88,7 +88,7 @@ def test_what_is_refused_is_not_counted(ctx: Any) -> None:
             with pytest.raises(pgasdl.SegmentError):
                 ctx.write(segment[0:8], peer, segment[60:68], timeout=timeout)
         for _ in range(3):
-            with pytest.raises(pgasdl.QueueFull):
+            with pytest.raises(pgasdl.QueueFullError):
                 ctx.write(segment[0:8], peer, segment[8:16], timeout=0)
         ctx.wait()
 
@@ -221,7 +221,7 @@ def waited(told: pgasdl.Counters) -> dict[str, int]:
 def no_flag_yet(ctx: Any, segment: Any) -> bool:
     try:
         ctx.notify_waitsome(segment, 0, 1, timeout=0)
-    except pgasdl.Timeout:
+    except pgasdl.PgasTimeoutError:
         return True
     return False
 
@@ -251,7 +251,7 @@ def test_waits_for_a_peer_that_is_late(ctx: Any) -> None:
     def expect(cause: str, call: Callable[..., object], seconds: float = 0.01) -> None:
         if ctx.rank == 0:
             before = ctx.counters()
-            with pytest.raises(pgasdl.Timeout):
+            with pytest.raises(pgasdl.PgasTimeoutError):
                 call(timeout=seconds)
             assert waited(ctx.counters() - before) == {cause: 1}
             ctx.notify(1, segment, 9)

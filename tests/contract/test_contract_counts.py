@@ -43,7 +43,7 @@ def test_a_count_is_taken_from_what_there_is(ctx: Any) -> None:
     ctx.notify_add(me, segment, 3)
     arrived(ctx, me, segment, 7)
     assert ctx.notify_reset(segment, 3) == 2
-    with pytest.raises(pgasdl.Timeout):
+    with pytest.raises(pgasdl.PgasTimeoutError):
         ctx.notify_waitsome(segment, timeout=0)
 
 
@@ -113,12 +113,12 @@ def test_no_addition_is_lost(ctx: Any) -> None:
         assert time.monotonic() < end, f"{taken} of {wanted}"
         if values:
             ctx.notify_add(0, segment, 2, values.pop())
-        with contextlib.suppress(pgasdl.Timeout):
+        with contextlib.suppress(pgasdl.PgasTimeoutError):
             ctx.notify_wait_count(segment, 2, 7, timeout=0)
             taken += 7
         taken += ctx.notify_reset(segment, 2)
     assert taken == wanted
-    with pytest.raises(pgasdl.Timeout):
+    with pytest.raises(pgasdl.PgasTimeoutError):
         ctx.notify_wait_count(segment, 2, 1, timeout=0)
     for peer in range(1, ctx.size):
         ctx.notify(peer, segment, 1)
@@ -208,7 +208,9 @@ def test_count_timeouts(ctx: Any) -> None:
     segment = ctx.segment(0, notifications=16)
     for there in range(3):
         for timeout in (0, 0.02, 1e-9):
-            with pytest.raises(pgasdl.Timeout, match=f"notification 5 .* stands at {there} of 3 "):
+            with pytest.raises(
+                pgasdl.PgasTimeoutError, match=f"notification 5 .* stands at {there} of 3 "
+            ):
                 ctx.notify_wait_count(segment, 5, 3, timeout=timeout)
         ctx.notify_add(ctx.rank, segment, 5)
         arrived(ctx, ctx.rank, segment, 7)
@@ -260,7 +262,7 @@ def test_a_count_that_was_lost(ctx: Any) -> None:
         for _ in range(2):
             with pytest.raises(pgasdl.NotificationError, match=f"notification {number} .* lost"):
                 ctx.notify_wait_count(segment, number, 1)
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.notify_wait_count(segment, 4, 1, timeout=0)  # the others count on
         assert ctx.notify_reset(segment, number) == 2**32 - 1
         ctx.barrier()

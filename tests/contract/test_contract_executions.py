@@ -129,7 +129,7 @@ def test_a_handle_that_timed_out_is_continued(ctx: Any, plan: str | None) -> Non
                     try:
                         handle(timeout=0 if attempt < 5 else None)
                         break
-                    except pgasdl.Timeout:
+                    except pgasdl.PgasTimeoutError:
                         with pytest.raises(pgasdl.PlanError, match="under way"):
                             handle.start()
                 assert (x == everybody).all(), (plan, n, turn)
@@ -148,7 +148,7 @@ def test_the_making_of_a_collective_is_continued(ctx: Any) -> None:
     for turn, make in enumerate(makers):
         if ctx.rank == 0:
             for _ in range(3):
-                with pytest.raises(pgasdl.Timeout):
+                with pytest.raises(pgasdl.PgasTimeoutError):
                     make(timeout=0)
             with pytest.raises(pgasdl.MismatchError, match="timed out"):
                 ctx.collective_handle("broadcast", x)
@@ -157,7 +157,7 @@ def test_the_making_of_a_collective_is_continued(ctx: Any) -> None:
                 try:
                     made = make(timeout=0)
                     break
-                except pgasdl.Timeout:
+                except pgasdl.PgasTimeoutError:
                     time.sleep(0.001)
         else:
             ctx.notify_waitsome(flag, turn, 1)
@@ -172,7 +172,7 @@ def test_a_first_allreduce_is_continued(ctx: Any) -> None:
     flag = ctx.segment(0)
     x = np.full(10, 1.0 + ctx.rank)
     if ctx.rank == 0:
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.allreduce(x, timeout=0)
         with pytest.raises(pgasdl.MismatchError, match="timed out"):
             ctx.allreduce(np.ones(5))
@@ -286,7 +286,7 @@ def test_an_update_that_raises_ends_its_exchange_alone(ctx: Any) -> None:
         told = False
         while not told:  # these turns send the gradient
             exchange.turn()
-            with contextlib.suppress(pgasdl.Timeout):
+            with contextlib.suppress(pgasdl.PgasTimeoutError):
                 told = ctx.notify_waitsome(flag, timeout=0.001) == 0
     works(ctx)
     exchange.close(finish=False)
@@ -316,12 +316,12 @@ def test_an_update_that_raises_is_told_to_the_peers(ctx: Any) -> None:
 
         def try_until_told() -> None:
             while True:
-                with contextlib.suppress(pgasdl.Timeout):
+                with contextlib.suppress(pgasdl.PgasTimeoutError):
                     exchange.wait(1, timeout=0)
 
         told = r"rank 0 .*update of bucket 0 raised KeyError\('on purpose'\)"
         for call in (lambda: exchange.wait(0), try_until_told, exchange.finish, exchange.close):
-            with pytest.raises(pgasdl.PeerLost, match=told) as caught:
+            with pytest.raises(pgasdl.PeerLostError, match=told) as caught:
                 call()
             assert caught.value.rank == 0
         ctx.notify_add(0, flag, 0)
@@ -412,7 +412,7 @@ def test_a_handle_that_is_closed_under_way_is_over(ctx: Any) -> None:
         handle = ctx.allreduce_handle(x, plan=plan)
         if ctx.rank == 0:
             handle.start()
-            with pytest.raises(pgasdl.Timeout):
+            with pytest.raises(pgasdl.PgasTimeoutError):
                 handle.wait(timeout=0)
             handle.close()
             ctx.notify(1, flag, 0)
@@ -442,10 +442,10 @@ def test_an_allreduce_that_a_loss_interrupts_goes_on(ctx: Any) -> None:
     x = np.full(40_000, ctx.rank + 1.0)
     ctx.notify(2, flag, ctx.rank)
     if ctx.rank == 0:
-        with pytest.raises(pgasdl.PeerLost, match="rank 2"):
+        with pytest.raises(pgasdl.PeerLostError, match="rank 2"):
             ctx.allreduce(x, group=pair)
     else:
-        with pytest.raises(pgasdl.PeerLost, match="rank 2"):
+        with pytest.raises(pgasdl.PeerLostError, match="rank 2"):
             ctx.notify_waitsome(flag)
     left = ctx.survivors()
     left.barrier()

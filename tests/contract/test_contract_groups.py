@@ -137,7 +137,7 @@ def test_creation_continues_after_timeout(ctx: Any) -> None:
     flag = ctx.segment(0)
     if ctx.rank == 0:
         for timeout in (0.05, 0, 0.02):
-            with pytest.raises(pgasdl.Timeout):
+            with pytest.raises(pgasdl.PgasTimeoutError):
                 ctx.group([0, 1], timeout=timeout)
         ctx.notify(1, flag, 0)
     else:
@@ -172,9 +172,11 @@ def test_barrier_resumes(ctx: Any) -> None:
                     ctx.notify_reset(segment, rank)
             ctx.atomic_fetch_add(segment[0:8], 0, 1)
         else:
-            with pytest.raises(pgasdl.Timeout, match=r"^nothing yet from rank \d: barrier"):
+            with pytest.raises(
+                pgasdl.PgasTimeoutError, match=r"^nothing yet from rank \d: barrier"
+            ):
                 group.barrier(timeout=0.02)
-            with pytest.raises(pgasdl.Timeout):
+            with pytest.raises(pgasdl.PgasTimeoutError):
                 group.barrier(timeout=0)
             ctx.notify(late, segment, ctx.rank)
         group.barrier()
@@ -189,7 +191,7 @@ def test_a_member_in_another_collective_is_named(ctx: Any) -> None:
     mine, theirs = list(calls) if ctx.rank == 0 else list(calls)[::-1]
 
     def hears() -> bool:
-        with pytest.raises(pgasdl.Timeout) as late:
+        with pytest.raises(pgasdl.PgasTimeoutError) as late:
             calls[mine](timeout=0.1)
         return f"; rank {1 - ctx.rank} is in {theirs} instead: all members" in str(late.value)
 
@@ -204,7 +206,7 @@ def test_a_member_in_another_collective_is_named(ctx: Any) -> None:
 def test_odd_ranks_time_out_first(ctx: Any) -> None:
     segment = ctx.segment(0)
     if ctx.rank % 2:
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.barrier(timeout=0.02)
         ctx.notify((ctx.rank + 1) % 4, segment, 0)
     else:
@@ -224,7 +226,7 @@ def test_short_barriers_retried(ctx: Any) -> None:
             try:
                 group.barrier(timeout=0.0002)
                 break
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 pass
         assert ctx.atomic_fetch_add(counter[0:8], 0, 0) >= 2 * (turn + 1)
 
@@ -234,7 +236,7 @@ def test_kinds_overlap(ctx: Any) -> None:
     """A barrier times out, an allreduce and a segment creation run, then the barrier goes on."""
     flag = ctx.segment(0)
     if ctx.rank == 0:
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.barrier(timeout=0.01)
     assert ctx.world.allreduce(np.array([ctx.rank + 1]))[0] == 3
     segment = ctx.segment(16)

@@ -133,7 +133,7 @@ def test_init_and_leave_at_once(ctx: Any) -> None:
     if ctx.rank == 0:
         return
     begin = time.monotonic()
-    with pytest.raises(pgasdl.PeerLost) as caught:
+    with pytest.raises(pgasdl.PeerLostError) as caught:
         ctx.barrier()
         ctx.barrier()
     assert time.monotonic() - begin < 5
@@ -153,7 +153,7 @@ def test_what_was_posted_still_arrives(ctx: Any) -> None:
         assert ctx.notify_waitsome(segment, 9, 1) == 9
         assert (segment.numpy() == 7).all()
         ctx.notify_reset(segment, 9)
-        with pytest.raises(pgasdl.PeerLost, match="left"):
+        with pytest.raises(pgasdl.PeerLostError, match="left"):
             ctx.notify_waitsome(segment)
         assert ctx.health()[0] == "closed"
 
@@ -186,7 +186,7 @@ def test_who_has_left_disturbs_nobody(ctx: Any) -> None:
     if segment.address_of(0):
         assert (segment.numpy(peer=0) == 7).all()
     ctx.wait()
-    with pytest.raises(pgasdl.PeerLost, match="rank 0"):
+    with pytest.raises(pgasdl.PeerLostError, match="rank 0"):
         handle()
 
 
@@ -225,10 +225,10 @@ def test_init_refuses(join: Any) -> None:
 
 @contract(ranks=2, on=PROCESSES, bare=True)
 def test_init_without_the_others(join: Any) -> None:
-    """A rank that comes alone gets a Timeout that names the missing rank."""
+    """A rank that comes alone gets a timeout that names the missing rank."""
     if join.rank == 0:
         begin = time.monotonic()
-        with pytest.raises(pgasdl.Timeout, match="rank 1"):
+        with pytest.raises(pgasdl.PgasTimeoutError, match="rank 1"):
             join(timeout=0.3)
         assert time.monotonic() - begin < 5
 
@@ -356,7 +356,7 @@ def interrupted() -> Any:
 
 @contract(ranks=2, on=PROCESSES)
 def test_keyboard_interrupt(ctx: Any) -> None:
-    """Every blocking call ends with KeyboardInterrupt, and can be repeated as after a Timeout."""
+    """Every blocking call ends with KeyboardInterrupt, and can be repeated as after a timeout."""
     flag, board = ctx.segment(0), ctx.segment(0)
     array, bound = np.ones(1000, np.float32), np.zeros(64)
     handle = ctx.allreduce_handle(np.ones(1000, np.float32), op="mean")
@@ -411,12 +411,12 @@ def test_keyboard_interrupt_in_init(join: Any) -> None:
 
 @contract(ranks=2, meet=False)
 def test_exceptions_reach_the_others(ctx: Any) -> None:
-    """A with-block left by an exception: ranks that wait get PeerLost, which names the rank."""
+    """A with-block left by an exception: ranks that wait get PeerLostError, which names the rank."""
     if ctx.rank == 0:
         ctx.barrier()  # else the other may still be in init
         ctx.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     else:
-        with pytest.raises(pgasdl.PeerLost, match="rank 0 failed") as caught:
+        with pytest.raises(pgasdl.PeerLostError, match="rank 0 failed") as caught:
             ctx.barrier()
             ctx.passive_receive()
         assert caught.value.rank == 0

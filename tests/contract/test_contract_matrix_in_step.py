@@ -11,7 +11,7 @@ import pytest
 from contract_harness import contract
 
 import pgasdl.matrix as pm
-from pgasdl.errors import LayoutError, MismatchError, Timeout
+from pgasdl.errors import LayoutError, MismatchError, PgasTimeoutError
 
 
 def whole(array: Any) -> list[Any]:
@@ -164,7 +164,7 @@ def test_what_timed_out_goes_on_by_the_same_call(ctx: Any, n: int) -> None:
             ctx.passive_receive(timeout=10)  # rank 0 has given up once
             found = use(a)
         else:
-            with pytest.raises(Timeout) as late:
+            with pytest.raises(PgasTimeoutError) as late:
                 use(a)
             assert re.match("nothing yet from rank 1[ :]", str(late.value))
             with pytest.raises(MismatchError):
@@ -174,7 +174,7 @@ def test_what_timed_out_goes_on_by_the_same_call(ctx: Any, n: int) -> None:
                 try:
                     found = use(a)
                     break
-                except Timeout:
+                except PgasTimeoutError:
                     pass
         ctx.barrier(timeout=10)
         if use is uses[0]:

@@ -10,7 +10,7 @@ from contract_harness import contract
 
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES
-from pgasdl.errors import BufferRefused, LayoutError, PlanError
+from pgasdl.errors import BufferRefusedError, LayoutError, PlanError
 
 LAYOUTS = ("rows", "columns", "grid", "cyclic", "replicated")
 # The same text for matrices as for NumPy's arrays: a of 5 x 4, b like it, v of 4 and u of 5.
@@ -148,9 +148,9 @@ def test_what_is_refused_says_why(ctx: Any) -> None:
         with pytest.raises(OverflowError):
             odd()
     for of_others in (lambda: a + [object()] * 4, lambda: a @ np.ones(4, complex)):
-        with pytest.raises((BufferRefused, TypeError)):
+        with pytest.raises((BufferRefusedError, TypeError)):
             of_others()
-    with pytest.raises(BufferRefused, match="rank 1 has no array"):
+    with pytest.raises(BufferRefusedError, match="rank 1 has no array"):
         pm.array(ctx, [[1, 2], [3]] if ctx.rank else None, root=1)
     assert (np.asarray(a) == 0).all()  # nothing was lost
 

@@ -80,7 +80,7 @@ def test_by_place_and_by_name(ctx: Any) -> None:
     ):
         with pytest.raises(TypeError, match="incompatible"):
             call()
-    with pytest.raises(pgasdl.Timeout):
+    with pytest.raises(pgasdl.PgasTimeoutError):
         ctx.notify_waitsome(segment, timeout=0)
 
 
@@ -98,7 +98,7 @@ def test_tries_find_any_of_a_board(ctx: Any) -> None:
         while left:
             try:
                 found = ctx.notify_waitsome(segment, timeout=0)
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 assert time.monotonic() < until, f"never found: {left}"
                 continue
             assert ctx.notify_reset(segment, found) == turn
@@ -232,7 +232,7 @@ def test_data_is_there_when_reset_hands_out_the_value(ctx: Any) -> None:
         end = time.monotonic() + 20
         while (seen := ctx.notify_reset(segment, 1)) == 0:
             assert time.monotonic() < end
-            with pytest.raises(pgasdl.Timeout):  # lets the adversary move, finds nothing
+            with pytest.raises(pgasdl.PgasTimeoutError):  # lets the adversary move, finds nothing
                 ctx.notify_waitsome(segment, 2, 1, timeout=0)
         assert seen == turn
         assert (values[half:] == turn).all()
@@ -277,7 +277,7 @@ def test_second_notify_overwrites(ctx: Any) -> None:
         assert take(ctx, segment, 1) == 1
         assert ctx.notify_reset(segment, 0) == 3
         assert ctx.notify_reset(segment, 0) == 0
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.notify_waitsome(segment, 0, 1, timeout=0)
 
 
@@ -324,7 +324,7 @@ def test_all_ids_to_all_ranks(ctx: Any) -> None:
         theirs |= {*range(rank, 65536, step * ctx.size), *([65535] if step > 1 and rank else [])}
     for number in sorted(theirs):
         assert take(ctx, segment, number) == number + 1
-    with pytest.raises(pgasdl.Timeout):
+    with pytest.raises(pgasdl.PgasTimeoutError):
         ctx.notify_waitsome(segment, timeout=0)
 
 
@@ -387,10 +387,10 @@ def test_values_refused(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_waitsome_timeouts(ctx: Any) -> None:
-    """Timeout 0 is one try, a finite one ends; with a raised notification there is no Timeout."""
+    """PgasTimeoutError 0 is one try, a finite one ends; with a raised notification there is no timeout."""
     segment = ctx.segment(0, notifications=16)
     for timeout in (0, 0.0, 0.02, 1e-9):
-        with pytest.raises(pgasdl.Timeout, match="notifications 4 to 6"):
+        with pytest.raises(pgasdl.PgasTimeoutError, match="notifications 4 to 6"):
             ctx.notify_waitsome(segment, 4, 3, timeout=timeout)
     ctx.notify(ctx.rank, segment, 5)
     assert ctx.notify_waitsome(segment, 4, 3) == 5

@@ -107,7 +107,7 @@ def test_after_a_timeout_the_same_call_continues(ctx: Any) -> None:
             try:
                 execution.run_at((out, mine), addresses, timeout=0.01 if ctx.rank == 1 else None)
                 break
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 timeouts += 1
                 if timeouts == 1:
                     ctx.notify(0, begun, 0)
@@ -138,7 +138,7 @@ def test_a_slow_rank_of_an_allreduce_finds_what_others_left_for_it(ctx: Any) -> 
 
     left = ctx.segment(8, notifications=1)
     if rank == 1:  # it contributes, and goes away
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             reduce(0.0)
     ctx.barrier()
     if rank == 1:
@@ -148,7 +148,7 @@ def test_a_slow_rank_of_an_allreduce_finds_what_others_left_for_it(ctx: Any) -> 
     gather()  # the root takes the block of rank 2 first, which goes on
     if rank == 2:
         array[:] = 7
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             reduce(0.0)
         ctx.notify(1, left, 0)
     reduce()

@@ -116,7 +116,7 @@ def test_out_of_place(ctx: Any) -> None:
                     handle()
                     check_result(ctx, kind, out, 0, 7)
                 assert (array == operand(ctx.rank, n, np.float32, 7)).all()
-    with pytest.raises(pgasdl.BufferRefused, match="out is"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="out is"):
         ctx.allreduce_handle(array, op="mean", out=np.empty(n + 1, np.float32))
     with pytest.raises(pgasdl.PlanError, match="GradientExchange"):
         ctx.collective_handle("update", out)

@@ -11,7 +11,7 @@ from contract_harness import contract
 
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES
-from pgasdl.errors import LayoutError, MismatchError, PeerLost, Timeout
+from pgasdl.errors import LayoutError, MismatchError, PeerLostError, PgasTimeoutError
 
 SIZES = (0, 1, 2, 5, 31, 130)
 
@@ -172,7 +172,7 @@ def test_a_product_that_timed_out_goes_on(ctx: Any) -> None:
             try:
                 c = a @ b
                 break
-            except Timeout:
+            except PgasTimeoutError:
                 if n_timeouts == 0:
                     ctx.passive_send(b"late", 1)
                 n_timeouts += 1
@@ -190,5 +190,5 @@ def test_a_lost_rank_ends_products(ctx: Any) -> None:
     a @ a
     if ctx.rank == 1:
         return
-    with pytest.raises(PeerLost, match="rank 1"):
+    with pytest.raises(PeerLostError, match="rank 1"):
         a @ a

@@ -14,7 +14,7 @@ import pgasdl
 @contract(ranks=2, queue_depth=16)
 @pytest.mark.parametrize("form", ["write", "read", "write_notify", "write_list_notify", "mixed"])
 def test_full(ctx: Any, form: str) -> None:
-    """Every posting form is one entry; a full queue answers QueueFull, and can be reused."""
+    """Every posting form is one entry; a full queue answers QueueFullError, and can be reused."""
     segment = ctx.segment(64)
     peer = 1 - ctx.rank
     a, b = segment[0:8], segment[32:40]
@@ -32,16 +32,16 @@ def test_full(ctx: Any, form: str) -> None:
             assert ctx.queue_size() == number
             posts[number % len(posts)]()
         for post in forms.values():
-            with pytest.raises(pgasdl.QueueFull, match="16 requests"):
+            with pytest.raises(pgasdl.QueueFullError, match="16 requests"):
                 post()
-        with pytest.raises(pgasdl.QueueFull):
+        with pytest.raises(pgasdl.QueueFullError):
             ctx.notify(peer, segment, 5, timeout=0)
         assert ctx.queue_size() == 16
         ctx.wait()
         assert ctx.queue_size() == 0
         ctx.barrier()
         # The refused write was not posted.
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.notify_waitsome(segment, 5, 1, timeout=0)
 
 
@@ -64,7 +64,7 @@ def test_another_queue_when_full(ctx: Any) -> None:
     other = ctx.queue_create()
     for number in range(4):
         ctx.notify(1 - ctx.rank, segment, number, timeout=0)
-    with pytest.raises(pgasdl.QueueFull):
+    with pytest.raises(pgasdl.QueueFullError):
         ctx.notify(1 - ctx.rank, segment, 4, timeout=0)
     ctx.notify(1 - ctx.rank, segment, 4, queue=other, timeout=0)
     assert (ctx.queue_size(0), ctx.queue_size(other)) == (4, 1)
@@ -87,14 +87,14 @@ def test_one_try_at_a_time(ctx: Any) -> None:
                     segment[at : at + 32], 1 - ctx.rank, segment[2048 + at : 2080 + at], timeout=0
                 )
                 break
-            except pgasdl.QueueFull:
+            except pgasdl.QueueFullError:
                 pass
     tries = 0
     while True:
         try:
             ctx.wait(timeout=0)
             break
-        except pgasdl.Timeout:
+        except pgasdl.PgasTimeoutError:
             tries += 1
             assert tries < 100_000
     assert ctx.queue_size() == 0
@@ -165,7 +165,7 @@ def test_no_such_queue(ctx: Any) -> None:
     with pytest.raises(pgasdl.QueueError, match="queue 0"):
         ctx.queue_delete(0)
     ctx.barrier()
-    with pytest.raises(pgasdl.Timeout):
+    with pytest.raises(pgasdl.PgasTimeoutError):
         ctx.notify_waitsome(segment, timeout=0)
 
 

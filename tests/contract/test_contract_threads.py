@@ -40,7 +40,7 @@ def test_reset_hands_each_value_out_once(ctx: Any) -> None:
 
         def poll(_: int) -> None:
             while sum(taken.values()) < n:
-                with contextlib.suppress(pgasdl.Timeout):
+                with contextlib.suppress(pgasdl.PgasTimeoutError):
                     ctx.notify_waitsome(segment, 0, 1, timeout=0)
                 if value := ctx.notify_reset(segment, 0):
                     with lock:
@@ -69,7 +69,7 @@ def test_reset_races_with_overwriting_notifies(ctx: Any) -> None:
             while not stop.is_set():
                 try:
                     ctx.notify_waitsome(segment, 0, 1, timeout=0)
-                except pgasdl.Timeout:
+                except pgasdl.PgasTimeoutError:
                     continue
                 if value := ctx.notify_reset(segment, 0):
                     mine.append(value)
@@ -157,7 +157,7 @@ def test_threads_share_a_shallow_queue(ctx: Any) -> None:
                 try:
                     ctx.notify(peer, segment, thread * n + number, 1 + number, timeout=0)
                     break
-                except pgasdl.QueueFull:
+                except pgasdl.QueueFullError:
                     ctx.wait()
             assert ctx.queue_size() <= 8
 
@@ -191,7 +191,7 @@ def test_groups_of_threads(ctx: Any) -> None:
             assert (total == np.arange(10) * 3 + 2 * (turn + thread)).all()
             try:
                 group.barrier(timeout=0.01)
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 group.barrier()
 
     in_threads(2, work)
@@ -285,9 +285,9 @@ def test_half_way_calls_are_continued_by_any_thread(ctx: Any) -> None:
     group = ctx.group(range(ctx.size))
     array = np.arange(3000.0)
     if ctx.rank == 0:
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.bind(np.zeros(100, np.uint8), group=group, timeout=0.01)
-        with pytest.raises(pgasdl.Timeout):
+        with pytest.raises(pgasdl.PgasTimeoutError):
             group.allreduce(array, timeout=0.01)
         for _ in range(2):
             for wrong in (
@@ -312,7 +312,7 @@ def test_passive_to_self_from_a_thread(ctx: Any) -> None:
 
     def receive(timeout: float | None) -> Any:
         while True:
-            with contextlib.suppress(pgasdl.Timeout):
+            with contextlib.suppress(pgasdl.PgasTimeoutError):
                 return ctx.passive_receive(timeout=timeout)
 
     for timeout in (None, 0):

@@ -197,7 +197,7 @@ def test_list_limits(ctx: Any) -> None:
         with pytest.raises(pgasdl.SegmentError):
             form([pair] * (most + 1))
         for bad in ([segment[0:1]], [(segment[0:1],)], [pair + pair], [(1, 2)], [[*pair]], ["ab"]):
-            with pytest.raises((pgasdl.BufferRefused, TypeError)):
+            with pytest.raises((pgasdl.BufferRefusedError, TypeError)):
                 form(bad)
         for bad in (5, None, segment):
             with pytest.raises(TypeError):

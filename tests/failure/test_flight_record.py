@@ -1,4 +1,4 @@
-"""The flight record names operations; it is dumped on SIGUSR1, on a Timeout and on a loss."""
+"""The flight record names operations; it is dumped on SIGUSR1, on a timeout and on a loss."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_error_that_leaves_the_context_dumps(
     files = sorted(tmp_path.iterdir())
     assert any("rank-0" in file.name for file in files), files
     text = next(file for file in files if "rank-0" in file.name).read_text()
-    error = "Timeout" if how == "timeout" else "PeerLost"
-    assert f"flight record, after {error}" in text or "flight record, after PeerLost" in text
+    error = "PgasTimeoutError" if how == "timeout" else "PeerLostError"
+    assert f"flight record, after {error}" in text or "flight record, after PeerLostError" in text
     check(text, 0, ranks.event(0, "running")["segment"])
 
 
@@ -77,7 +77,7 @@ def test_trace_directory_that_cannot_be_written(job: Callable[..., Job], tmp_pat
     assert ranks.ended() == [1, 1], ranks.transcript()
     for rank in (0, 1):
         text = "\n".join(ranks[rank].text)
-        assert re.search(r"^pgasdl\.errors\.(Timeout|PeerLost): ", text, re.M), text
+        assert re.search(r"^pgasdl\.errors\.(PgasTimeoutError|PeerLostError): ", text, re.M), text
         assert "flight record, after" in text
 
 
@@ -124,12 +124,12 @@ def test_an_error_shows_the_newest_operations_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operations = "pgasdl rank 0: last 99\n" + "".join(f"operation {n}\n" for n in range(99))
-    flight_record.dump(operations, "after Timeout", None, "record", briefly=True)
+    flight_record.dump(operations, "after timeout", None, "record", briefly=True)
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "flight record, after Timeout" and "PGASDL_TRACE" in told[1]
+    assert told[0] == "flight record, after timeout" and "PGASDL_TRACE" in told[1]
     assert told[2:] == [f"operation {n}" for n in range(91, 99)]
     flight_record.dump(operations, "on SIGUSR1", None, "record")
     assert "operation 0" in capsys.readouterr().err
-    flight_record.dump(operations, "after Timeout", str(tmp_path), "record", briefly=True)
+    flight_record.dump(operations, "after timeout", str(tmp_path), "record", briefly=True)
     assert "operation 0" in (tmp_path / "record").read_text()
     assert not capsys.readouterr().err

@@ -45,7 +45,7 @@ def kill_one(job: Callable[..., Job], point: str, n: int, victim: int, delay: fl
     assert statuses == [0] * len(survivors), ranks.transcript()
     for rank in survivors:
         lost = ranks.event(rank, "lost")
-        assert lost["kind"] == "PeerLost", ranks.transcript()
+        assert lost["kind"] == "PeerLostError", ranks.transcript()
         assert lost["rank"] == victim, ranks.transcript()
         assert f"rank {victim}" in lost["text"], ranks.transcript()
         told = ranks.event(rank, "health")
@@ -80,7 +80,7 @@ def test_death_inside_init(job: Callable[..., Job], step: str, victim: int) -> N
     assert ranks.ended(survivors) == [0, 0], ranks.transcript()
     for rank in survivors:
         refused = ranks.event(rank, "refused")
-        assert (refused["kind"], refused["rank"]) == ("PeerLost", victim), ranks.transcript()
+        assert (refused["kind"], refused["rank"]) == ("PeerLostError", victim), ranks.transcript()
         took(GOAL[0], refused["at"] - died_at, GOAL[1])
 
 
@@ -90,7 +90,7 @@ def test_death_before_init_is_a_timeout_that_names_the_rank(job: Callable[..., J
     assert ranks.ended([0, 2]) == [0, 0]
     for rank in (0, 2):
         refused = ranks.event(rank, "refused")
-        assert refused["kind"] in ("Timeout", "PeerLost"), ranks.transcript()
+        assert refused["kind"] in ("PgasTimeoutError", "PeerLostError"), ranks.transcript()
         assert "/1'" in refused["text"] or "rank 1" in refused["text"] or rank == 2
 
 
@@ -104,7 +104,7 @@ def test_death_on_the_way_out(job: Callable[..., Job], step: str, victim: int) -
     how = "died" if step == "before close" else "closed"
     for rank in survivors:
         lost = ranks.event(rank, "lost")
-        assert lost["kind"] == "PeerLost", ranks.transcript()
+        assert lost["kind"] == "PeerLostError", ranks.transcript()
         took(GOAL[0], lost["at"] - died_at, GOAL[1])
         assert ranks.event(rank, "health")["health"][victim] == how
     if how == "died":

@@ -16,7 +16,7 @@ from support.patience import took
 from support.ranks import on_ranks
 from tiers import full
 
-from pgasdl import ClosedError, Context, PeerLost, loopback
+from pgasdl import ClosedError, Context, PeerLostError, loopback
 
 GOAL = "a rank leaves to another's error", 0.25
 WHERE = ["barrier", "waitsome", "passive", "world.allreduce", "allreduce", "staged", "segment",
@@ -30,7 +30,7 @@ def test_one_of_two_leaves(job: Callable[..., Job], how: str, where: str) -> Non
     left_at = ranks.event(1, "leaving")["at"]
     ranks.ended()
     lost = ranks.event(0, "lost")
-    assert lost["kind"] == "PeerLost", ranks.transcript()
+    assert lost["kind"] == "PeerLostError", ranks.transcript()
     took(GOAL[0], lost["at"] - left_at, GOAL[1])
     if how == "exception":
         assert lost["rank"] == 1, ranks.transcript()
@@ -52,7 +52,7 @@ def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state:
     ranks.ended()
     for rank in (0, 2):
         lost = ranks.event(rank, "lost")
-        assert lost["kind"] == "PeerLost", ranks.transcript()
+        assert lost["kind"] == "PeerLostError", ranks.transcript()
         took(GOAL[0], lost["at"] - left_at, GOAL[1])
         assert lost["health"][1] == state, ranks.transcript()
         if state != "closed":
@@ -78,10 +78,10 @@ def test_one_of_many_leaves(ctx: Context, mapped: bool) -> None:
     if ctx.rank == 3:
         return
     for _ in range(2):
-        with pytest.raises(PeerLost) as lost:
+        with pytest.raises(PeerLostError) as lost:
             group.allreduce([1.0])
         assert lost.value.rank == 3, lost.value
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLostError):
         ctx.segment(64)
 
 
@@ -91,7 +91,7 @@ def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:
     ranks.ended()
     for rank in (0, 2):
         lost = ranks.event(rank, "lost")
-        assert lost["kind"] == "PeerLost" and "rank 1" in lost["text"], ranks.transcript()
+        assert lost["kind"] == "PeerLostError" and "rank 1" in lost["text"], ranks.transcript()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: 
         assert ranks.ended([0, 2]) == [0, 0], ranks.transcript()
         for rank in (0, 2):
             lost = ranks.event(rank, "lost")
-            assert (lost["kind"], lost["rank"]) == ("PeerLost", 1), ranks.transcript()
+            assert (lost["kind"], lost["rank"]) == ("PeerLostError", 1), ranks.transcript()
             assert "rank 1 stopped" in lost["text"], ranks.transcript()
             assert lost["at"] - stopped_at > LIMIT - 0.2, ranks.transcript()
             took("SIGSTOP to a survivor's error", lost["at"] - stopped_at, LIMIT + 0.5)

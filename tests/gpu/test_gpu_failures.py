@@ -132,8 +132,8 @@ def test_wrong_input(fake: Fake) -> None:
         "host segment": "UnavailableError",
         "host slices": "UnavailableError",
         "host reset": "UnavailableError",
-        "host allreduce": "BufferRefused",
-        "host handle": "BufferRefused",
+        "host allreduce": "BufferRefusedError",
+        "host handle": "BufferRefusedError",
         "word": "ConfigError",
         "negative": "ConfigError",
         "handle": "PgasError",
@@ -148,10 +148,10 @@ def test_wrong_input(fake: Fake) -> None:
         "memoryview": "BufferError",
         "atomic": "UnavailableError",
         "swap": "UnavailableError",
-        "out": "BufferRefused",
-        "small allreduce": "BufferRefused",
-        "mean of integers": "BufferRefused",
-        "complex": "BufferRefused",
+        "out": "BufferRefusedError",
+        "small allreduce": "BufferRefusedError",
+        "mean of integers": "BufferRefusedError",
+        "complex": "BufferRefusedError",
         "no elements": "works",
         "a handle of none": "works",
         "no bytes": "works",
@@ -185,7 +185,9 @@ def test_a_stream_that_waits_for_a_rank(
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
     told = json.loads(line)
     assert told["seconds"] < 10, told  # the deadline is 20 if nothing is lost
-    wanted, words = ("PeerLost", "rank 1 died") if how == "killed" else ("Timeout", "")
+    wanted, words = (
+        ("PeerLostError", "rank 1 died") if how == "killed" else ("PgasTimeoutError", "")
+    )
     assert told["said"].startswith(f"{wanted}: ") and words in told["said"], told
 
 

@@ -14,7 +14,7 @@ import pytest
 from jobs_harness import Server
 from support.patience import until
 
-from pgasdl import ConfigError, JobError, Timeout
+from pgasdl import ConfigError, JobError, PgasTimeoutError
 from pgasdl.jobs import Client, proof
 from pgasdl.jobs.link import Link
 from pgasdl.jobs.messages import Metrics
@@ -82,7 +82,7 @@ def says(
 
 def test_heartbeats_do_not_outlast_a_deadline() -> None:
     beats = says(STREAM, for_ever=b":\n\n")
-    with answering(beats) as url, pytest.raises(Timeout, match=r"after 0\.2 s"):
+    with answering(beats) as url, pytest.raises(PgasTimeoutError, match=r"after 0\.2 s"):
         Client(url, TOKEN).wait(1, 0.2)
 
 
@@ -94,7 +94,7 @@ def test_a_server_that_says_nothing_does_not_outlast_a_deadline() -> None:
             pass
         hung_up.release()
 
-    with answering(keep_silent) as url, pytest.raises(Timeout, match=r"after 0\.2 s"):
+    with answering(keep_silent) as url, pytest.raises(PgasTimeoutError, match=r"after 0\.2 s"):
         Client(url, TOKEN).wait(1, 0.2)
     assert hung_up.acquire(timeout=30)
 
@@ -214,7 +214,7 @@ def test_rank_0_obeys_no_stranger(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"data: {\n", b"id: x\ndata: {}\n", b"", b"data: \xff\n"])
 def test_a_stream_of_something_else(line: bytes) -> None:
     answer = answering(says(STREAM, rest=b"event: state\n" + line + b"\n"))
-    with answer as url, pytest.raises(Timeout):
+    with answer as url, pytest.raises(PgasTimeoutError):
         list(Client(url, TOKEN).events(1, 0.2))
 
 
@@ -225,7 +225,7 @@ def test_a_stream_that_breaks_off_again_and_again() -> None:
     with answering(broken) as url:
         events = Client(url, TOKEN, patience=0).events(1, 1)
         assert next(events) == {"event": "state", "state": "queued"}
-        with pytest.raises(Timeout):
+        with pytest.raises(PgasTimeoutError):
             list(events)
     with pytest.raises(JobError, match="no job server answers"):
         list(Client(url, TOKEN, patience=0).events(1))

@@ -14,7 +14,7 @@ from support.leftovers import alive, gone
 from support.patience import PATIENCE
 from support.requiring import require_modules
 
-from pgasdl import JobError, Timeout
+from pgasdl import JobError, PgasTimeoutError
 
 
 def test_first_in_first_out(shared: Server) -> None:
@@ -152,7 +152,7 @@ def test_a_log_is_followed_as_it_grows(shared: Server) -> None:
 
 def test_a_wait_has_a_deadline(shared: Server) -> None:
     job = shared.submit()
-    with pytest.raises(Timeout, match=f"job {job} has not ended after 0.3 s"):
+    with pytest.raises(PgasTimeoutError, match=f"job {job} has not ended after 0.3 s"):
         shared.client.wait(job, 0.3)
 
 

@@ -159,7 +159,7 @@ def test_runs_side_by_side(page: Page, jobs: dict[str, int]) -> None:
 def test_a_failed_job_shows_its_flight_record(page: Page, jobs: dict[str, int]) -> None:
     chosen(page, jobs["failed"])
     shows(page, "dl", "failed: its program ended with 5")
-    shows(page, "section.log pre", "PeerLost")
+    shows(page, "section.log pre", "PeerLostError")
     page.locator("section.flight-records summary", has_text="rank-0").click()
     shows(page, "section.flight-records pre", "plan_start")
 

@@ -157,7 +157,7 @@ def test_a_rank_killed_while_all_are_paused(shared: Server) -> None:
     found = re.findall(r"\[(\d)\] process (\d+)", shared.log(job))
     os.kill(int(dict(found)["1"]), signal.SIGKILL)
     assert shared.client.wait(job)["state"] == "failed"
-    assert "PeerLost" in shared.log(job)
+    assert "PeerLostError" in shared.log(job)
 
 
 def test_a_secret_speaks_for_its_own_job(shared: Server) -> None:

@@ -113,7 +113,7 @@ def test_the_flight_record_of_a_failed_job(server: Server) -> None:
     assert server.client.wait(job)["state"] == "failed"
     (record,) = server.client.records(job)
     assert record["name"].endswith("-rank-0.txt")
-    assert record["text"].startswith("flight record, after PeerLost")
+    assert record["text"].startswith("flight record, after PeerLostError")
     assert "plan_start" in record["text"]
     assert server.client.records(server.submit()) == []
 

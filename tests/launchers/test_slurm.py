@@ -58,7 +58,7 @@ def test_a_killed_task(tmp_path: Path) -> None:
     """
     done = two_hosts.run(tmp_path, script)
     told = f"{done.stdout}{done.stderr}"
-    assert re.search(r"^0: .*PeerLost: .*rank 1\b", done.stderr, re.MULTILINE), told
+    assert re.search(r"^0: .*PeerLostError: .*rank 1\b", done.stderr, re.MULTILINE), told
     assert re.search(r"node2: task 1: Killed", done.stderr), told
     assert re.search(r"^status [1-9]\d*, left: 0$", done.stdout, re.MULTILINE), told
     assert "steps: \n" in done.stdout, told

@@ -68,7 +68,7 @@ def test_survivors_of_a_stopped_rank_end_by_abort(mpi: Row) -> None:
 
 @pytest.mark.parametrize("windows", ["allocated", "created"])
 def test_writers_to_a_stopped_rank_end(mpi: Row, windows: str) -> None:
-    """They end with PeerLost, or without it if MPI never returns from a call that waits."""
+    """They end with PeerLostError, or without it if MPI never returns from a call that waits."""
     done = mpi_jobs.start(
         mpi, 3, PROGRAM, "unread", timeout=60, PGASDL_STOPPED_AFTER="1", PGASDL_MPI_WINDOWS=windows
     )

@@ -221,7 +221,7 @@ def complete(r: Rank, polls: Any, orders: Any, then: Sequence[str]) -> None:
         if name in r.held:
             try:
                 r.held[name].attempt(0)
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 time.sleep(0)
     for name in (*orders[r.rank], *then):
         if name in r.held:
@@ -286,7 +286,7 @@ def give_up(
     if absent != r.rank:
         pending = execution(r, handle, key, False)
         for timeout in [each for each in attempts[r.rank] if not isinstance(each, str)] or [0]:
-            with contextlib.suppress(pgasdl.Timeout):
+            with contextlib.suppress(pgasdl.PgasTimeoutError):
                 pending.attempt(timeout)
     drop(r, [handle], how)
 
@@ -331,7 +331,7 @@ def hook_raises(
         made.wait(0)
     except HookError:
         closed(lambda: made.ready(0))
-    except pgasdl.PeerLost as error:
+    except pgasdl.PeerLostError as error:
         assert "has given it up" in str(error) and "HookError()" in str(error), error
         made.close(finish=False)
     else:

@@ -75,7 +75,7 @@ class Generation:
                 ctx.barrier()
                 self.say("running", before=held())  # nobody is killed before all are prepared
                 self.programs(rank)
-            except pgasdl.PeerLost as error:
+            except pgasdl.PeerLostError as error:
                 if self.way not in _SURVIVES:
                     raise
                 lost = error.rank

@@ -15,10 +15,10 @@ import pgasdl
 
 @step
 def leave(r: Rank, name: str, rank: int, how: str, dropped: Sequence[bool]) -> None:
-    """A rank closes its context, raises or is killed; every wait of the others ends in PeerLost."""
+    """A rank closes its context, raises or is killed; every wait of the others ends in PeerLostError."""
     try:
         r.ctx.barrier()  # nobody is in an earlier step
-    except pgasdl.PeerLost:
+    except pgasdl.PeerLostError:
         assert r.rank != rank
     if r.rank == rank:
         if how == "close":
@@ -27,7 +27,7 @@ def leave(r: Rank, name: str, rank: int, how: str, dropped: Sequence[bool]) -> N
             os.kill(os.getpid(), signal.SIGKILL)
         raise Left
     for pending in r.held.values():
-        with contextlib.suppress(pgasdl.PeerLost):
+        with contextlib.suppress(pgasdl.PeerLostError):
             pending.attempt(None)
     if dropped[r.rank]:  # objects that peers and plans may still use
         r.clear()
@@ -38,7 +38,7 @@ def leave(r: Rank, name: str, rank: int, how: str, dropped: Sequence[bool]) -> N
     ):
         try:
             call()
-        except pgasdl.PeerLost as error:
+        except pgasdl.PeerLostError as error:
             assert error.rank == rank, error
             continue
         raise AssertionError(f"rank {rank} has left, and a collective of all ranks ended")

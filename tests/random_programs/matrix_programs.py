@@ -15,7 +15,7 @@ from matrix_steps import KINDS, first_value
 
 import pgasdl.matrix as pm
 from pgasdl import loopback
-from pgasdl.errors import BufferRefused, LayoutError, PgasError, PlanError
+from pgasdl.errors import BufferRefusedError, LayoutError, PgasError, PlanError
 
 Matrix = pm.DistributedMatrix | pm.DistributedVector
 STORED = (KINDS["float16"], KINDS["bfloat16"])
@@ -45,9 +45,11 @@ class Difference(NamedTuple):
 
 
 REFUSED = (
-    Difference(BufferRefused, "matrices are of", "a result of a dtype that matrices do not have"),
+    Difference(
+        BufferRefusedError, "matrices are of", "a result of a dtype that matrices do not have"
+    ),
     Difference(LayoutError, "its original", "replicas are read-only"),
-    Difference(BufferRefused, "bfloat16 into float16", "their product is float32 in NumPy"),
+    Difference(BufferRefusedError, "bfloat16 into float16", "their product is float32 in NumPy"),
     Difference(PlanError, "integers", "what is moved may change its precision, not its kind"),
     Difference(LayoutError, r"a product of shapes .*\(\)", "dot with a number is no product"),
     Difference(LayoutError, "a product of shape .* into", "products are not spread over out"),

@@ -16,7 +16,7 @@ import pgasdl
 # Timeouts that a step tries and that must be refused.
 BAD_TIMEOUTS = {"-1": -1, "nan": math.nan, "x": "x"}
 # Errors that are not refusals, but harm that a refusal must not do.
-HARM = (pgasdl.Timeout, pgasdl.MismatchError, pgasdl.PeerLost, pgasdl.ClosedError)
+HARM = (pgasdl.PgasTimeoutError, pgasdl.MismatchError, pgasdl.PeerLostError, pgasdl.ClosedError)
 
 Action = Callable[..., None]
 STEPS: dict[str, Action] = {}
@@ -52,7 +52,7 @@ class Pending:
     done: bool = False
 
     def attempt(self, timeout: float | None) -> None:
-        """Continue; check the result if it is there, raise Timeout if it is not."""
+        """Continue; check the result if it is there, raise PgasTimeoutError if it is not."""
         if not self.done:
             self.call(timeout)
             self.done = True
@@ -159,11 +159,11 @@ class Rank:
                 continue
             try:
                 pending.attempt(timeout)
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 if after_timeout is not None:
                     after_timeout()
         if held:
-            with contextlib.suppress(pgasdl.Timeout):
+            with contextlib.suppress(pgasdl.PgasTimeoutError):
                 pending.attempt(0)  # so that it has begun on all ranks
             self.held[held] = pending
         else:
@@ -175,7 +175,7 @@ class Rank:
         attempts: Sequence[Sequence[float | str]],
         lag: Sequence[float],
     ) -> Any:
-        """Make an object collectively; the same call continues after a Timeout."""
+        """Make an object collectively; the same call continues after a timeout."""
         found: list[object] = []
         pending = Pending(lambda timeout: found.append(make(timeout)), lambda: None)
         self.carry_out(pending, attempts, lag)

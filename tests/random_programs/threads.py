@@ -63,7 +63,7 @@ def together(r: Rank, group: str, call: str, key: int, count: int, plan: str, ra
         try:
             results[who] = collective(arrays[who].copy())
         except pgasdl.PgasError as error:
-            if refusals or isinstance(error, (pgasdl.Timeout, pgasdl.PeerLost)):
+            if refusals or isinstance(error, (pgasdl.PgasTimeoutError, pgasdl.PeerLostError)):
                 raise
             refusals.append(who)
             for peer in ranks:

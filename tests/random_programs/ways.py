@@ -117,7 +117,7 @@ def over_loopback(programs: Sequence[Program], timeout: float) -> None:
             raise error
     if errors:
         # The rank that failed first tells why; the others only lost it.
-        raise next((e for e in errors if not isinstance(e, pgasdl.PeerLost)), errors[0])
+        raise next((e for e in errors if not isinstance(e, pgasdl.PeerLostError)), errors[0])
 
 
 def as_process(programs: Sequence[Program]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.ranks import on_ranks
 
 from pgasdl import Context, GradientExchange, PlanError, loopback
-from pgasdl.errors import MismatchError, PeerLost, Timeout
+from pgasdl.errors import MismatchError, PeerLostError, PgasTimeoutError
 from pgasdl.training.autotune import ROUNDS
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def test_candidates_of_ranks_that_only_try() -> None:
 
     def tried(call: Callable[[], T]) -> T:
         while True:
-            with suppress(Timeout):
+            with suppress(PgasTimeoutError):
                 return call()
 
     def program(ctx: Context) -> str:
@@ -178,7 +178,7 @@ def test_an_exchange_whose_making_timed_out_is_made_by_the_same_call() -> None:
             return GradientExchange(ctx, SHAPES[:2], candidates=("gdraa", "tree"), timeout=timeout)
 
         if ctx.rank == 0:
-            with pytest.raises(Timeout):
+            with pytest.raises(PgasTimeoutError):
                 make(0.05)
             late.set()
         assert late.wait(30)
@@ -222,7 +222,7 @@ def test_different_candidates_are_a_mismatch() -> None:
         names = ("tree", "gdraa") if ctx.rank else ("gdraa", "tree")
         try:
             GradientExchange(ctx, SHAPES[:1], candidates=names)
-        except (MismatchError, PeerLost) as error:
+        except (MismatchError, PeerLostError) as error:
             return type(error).__name__
         return "made"
 

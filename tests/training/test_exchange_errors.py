@@ -14,15 +14,15 @@ from support.ranks import on_ranks
 import pgasdl
 from pgasdl import (
     Block,
-    BufferRefused,
+    BufferRefusedError,
     ClosedError,
     ConfigError,
     Context,
     GradientExchange,
     MismatchError,
-    PeerLost,
+    PeerLostError,
+    PgasTimeoutError,
     PlanError,
-    Timeout,
     loopback,
 )
 
@@ -89,11 +89,16 @@ def test_the_layer_that_differs_among_many() -> None:
 @pytest.mark.parametrize(
     ("layers", "given", "error", "words"),
     [
-        ([((2,), "complex64")], {}, BufferRefused, "complex64"),
-        ([((2,), "int32")], {}, BufferRefused, "layer 0 is int32"),
-        ([((2,), "int64")], {"kind": "sum", "wire": "bfloat16"}, BufferRefused, "layer 0 is int64"),
-        ([((2,), "float32"), 7], {}, BufferRefused, "layer 1 is 7"),
-        ([((2, -1), "float32")], {}, BufferRefused, "shape"),
+        ([((2,), "complex64")], {}, BufferRefusedError, "complex64"),
+        ([((2,), "int32")], {}, BufferRefusedError, "layer 0 is int32"),
+        (
+            [((2,), "int64")],
+            {"kind": "sum", "wire": "bfloat16"},
+            BufferRefusedError,
+            "layer 0 is int64",
+        ),
+        ([((2,), "float32"), 7], {}, BufferRefusedError, "layer 1 is 7"),
+        ([((2, -1), "float32")], {}, BufferRefusedError, "shape"),
         (LAYERS, {"plan": "ring-of-fire"}, PlanError, "ring-of-fire"),
         (LAYERS, {"kind": "median"}, ConfigError, f"'median'; there are {KINDS}"),
         (LAYERS, {"kind": "all-gather", "plan": "gdraa"}, ConfigError, f"'all-gather'.*{KINDS}"),
@@ -104,7 +109,7 @@ def test_the_layer_that_differs_among_many() -> None:
         (LAYERS, {"plan": "gdraa-direct", "wire": "bfloat16"}, PlanError, "wire"),
         (LAYERS, {"plan": "gdraa", "root": 1}, PlanError, "root"),
         (LAYERS, {"plan": "tree", "root": 2}, PlanError, "root"),
-        (LAYERS, {"wire": "complex64"}, BufferRefused, "complex64"),
+        (LAYERS, {"wire": "complex64"}, BufferRefusedError, "complex64"),
     ],
 )
 @on_ranks(2)
@@ -171,9 +176,9 @@ def test_a_timeout_names_who_owes_and_can_be_resumed() -> None:
         if ctx.rank == 0:
             began = time.monotonic()
             for timeout in (0, 0.05):
-                with pytest.raises(Timeout, match=r"gdraa-direct.*notification"):
+                with pytest.raises(PgasTimeoutError, match=r"gdraa-direct.*notification"):
                     exchange.wait(5, timeout=timeout)
-            with pytest.raises(Timeout, match="owed by rank 1"):
+            with pytest.raises(PgasTimeoutError, match="owed by rank 1"):
                 exchange.finish(timeout=0.05)
             assert 0.1 <= time.monotonic() - began < 5
             assert exchange.timings[5].waiting >= 0.05
@@ -192,10 +197,10 @@ def test_a_lost_rank_ends_the_wait() -> None:
             raise KeyError("rank 1 has a bug")
         exchange.ready(0)
         began = time.monotonic()
-        with pytest.raises(PeerLost, match="rank 1"):
+        with pytest.raises(PeerLostError, match="rank 1"):
             exchange.wait(0)
         assert time.monotonic() - began < 5
-        with pytest.raises(PeerLost):
+        with pytest.raises(PeerLostError):
             exchange.close()
         exchange.close()
 
@@ -231,14 +236,14 @@ def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_o
         deadline = time.monotonic() + 30
         while ctx.rank == 2 and ctx.health()[1] != "failed" and time.monotonic() < deadline:
             exchange.turn()
-        with pytest.raises(PeerLost, match=told) as caught:
+        with pytest.raises(PeerLostError, match=told) as caught:
             exchange.wait(0, timeout=30)
         named.append(caught.value.rank)
         if ctx.rank == 1:
             raise caught.value
         over.set()
 
-    with pytest.raises(PeerLost, match=told):
+    with pytest.raises(PeerLostError, match=told):
         loopback.run(3, program)
     assert named == [0, 0]
 
@@ -252,7 +257,7 @@ def test_memory_stays_after_an_update_raised_for_peers_that_come_later(ctx: Cont
         assert not exchange.gradients.deleted
     ctx.barrier()
     if ctx.rank == 1:
-        with pytest.raises(PeerLost, match=r"rank 0 has given it up.*raised KeyError"):
+        with pytest.raises(PeerLostError, match=r"rank 0 has given it up.*raised KeyError"):
             exchange.wait(0, timeout=30)
 
 

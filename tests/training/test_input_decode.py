@@ -339,7 +339,7 @@ import sys
 from pathlib import Path
 from input_tools import Encoded
 from test_input_decode import Hangs
-from pgasdl import Timeout
+from pgasdl import PgasTimeoutError
 from pgasdl.input import Loader
 
 if __name__ == "__main__":
@@ -349,7 +349,7 @@ if __name__ == "__main__":
     )
     try:
         next(iter(loader))
-    except Timeout:
+    except PgasTimeoutError:
         print("late", flush=True)
 """
 

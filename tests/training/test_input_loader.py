@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from input_tools import Encoded, decode, decoded, right, same
 from support.patience import until
 
-from pgasdl import BufferRefused, ClosedError, Context, DataError, Timeout, loopback
+from pgasdl import BufferRefusedError, ClosedError, Context, DataError, PgasTimeoutError, loopback
 from pgasdl.input import Batches, Records
 from pgasdl.input.loader import Loader
 
@@ -248,7 +248,7 @@ def test_the_order_keeps_to_chunks() -> None:
         ({"group": group(2, 2)}, ValueError, "rank 2 of 2"),
         ({"depth": 1}, ValueError, "depth 1"),
         ({"workers": -1}, ValueError, "-1 workers"),
-        ({"memory": np.zeros(9, np.uint8)}, BufferRefused, "9 bytes"),
+        ({"memory": np.zeros(9, np.uint8)}, BufferRefusedError, "9 bytes"),
     ],
 )
 def test_arguments_that_are_refused(wrong: dict[str, Any], kind: Any, text: str) -> None:
@@ -354,11 +354,11 @@ def test_a_batch_that_takes_long() -> None:
     held = threading.Event()
     found: list[int] = []
     with held_up(held) as loader:
-        with pytest.raises(Timeout, match="the read is not done"):
+        with pytest.raises(PgasTimeoutError, match="the read is not done"):
             next(iter(loader))
         held.set()
         while len(found) < 20:
-            with suppress(Timeout):
+            with suppress(PgasTimeoutError):
                 for batch in loader:
                     found.extend(batch["label"].tolist())
     assert found == np.concatenate(list(Batches(20, 5).iterations(0, 4))).tolist()
@@ -367,9 +367,9 @@ def test_a_batch_that_takes_long() -> None:
 def test_close_while_a_record_is_decoded() -> None:
     held = threading.Event()
     loader = held_up(held)
-    with pytest.raises(Timeout):
+    with pytest.raises(PgasTimeoutError):
         next(iter(loader))
-    with pytest.raises(Timeout, match="still in a read"):
+    with pytest.raises(PgasTimeoutError, match="still in a read"):
         loader.close()
     with pytest.raises(ClosedError):
         next(iter(loader))

@@ -18,7 +18,7 @@ from format_tools import Memory, tar_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgasdl import DataError, PeerLost, UnavailableError
+from pgasdl import DataError, PeerLostError, UnavailableError
 from pgasdl.input import Loader, Records
 from pgasdl.input.formats import FORMATS, parquet
 
@@ -203,7 +203,11 @@ def test_an_error_of_reading_stays_as_it_is_and_is_not_kept(format: str) -> None
         tar_of([("a.jpg", b"x" * 60_000)]) if format == "tar" else parquet_of(table_of(10))
     )
     opened = memory.open(format)
-    for error in (DataError("no such host"), PeerLost("rank 1", 1), KeyboardInterrupt("by hand")):
+    for error in (
+        DataError("no such host"),
+        PeerLostError("rank 1", 1),
+        KeyboardInterrupt("by hand"),
+    ):
 
         def failing(
             address: int, nbytes: int, good: list[None], error: BaseException = error

@@ -17,12 +17,12 @@ from support.patience import until
 from support.ranks import on_ranks
 
 from pgasdl import (
-    BufferRefused,
+    BufferRefusedError,
     ClosedError,
     Context,
     DataError,
     GradientExchange,
-    Timeout,
+    PgasTimeoutError,
     loopback,
 )
 from pgasdl.input import Batches, Prefetcher, Records
@@ -86,7 +86,7 @@ def test_tensors_keep_a_batch(data: Records) -> None:
         batch = next(prefetcher)
         tensor = torch.from_numpy(batch["image"])[2:4]
         batch = next(prefetcher)
-        with pytest.raises(Timeout, match="all 2 buffers hold batches that are in use"):
+        with pytest.raises(PgasTimeoutError, match="all 2 buffers hold batches that are in use"):
             next(prefetcher)
         assert np.array_equal(tensor.numpy(), records(43)["image"][iterations.batches.rows(0)][2:4])
         del tensor
@@ -147,9 +147,9 @@ def test_a_read_that_takes_long(data: Records, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Descriptor, "fill", late)
     iterations = Batches(43, 10).iterations(0, 3)
     prefetcher = Prefetcher(data, iterations, timeout=0.05)
-    with pytest.raises(Timeout, match="the read is not done"):
+    with pytest.raises(PgasTimeoutError, match="the read is not done"):
         next(prefetcher)
-    with pytest.raises(Timeout, match="still in a read"):
+    with pytest.raises(PgasTimeoutError, match="still in a read"):
         prefetcher.close()
     held.set()
     assert until(lambda: not prefetchers())
@@ -178,7 +178,7 @@ def test_memory_that_is_refused(data: Records) -> None:
     readonly = np.zeros(needed, np.uint8)
     readonly.flags.writeable = False
     for memory in (np.zeros(needed - 1, np.uint8), np.zeros(2 * needed, np.uint8)[::2], readonly):
-        with pytest.raises(BufferRefused):
+        with pytest.raises(BufferRefusedError):
             Prefetcher(data, iterations, memory=memory)
     with pytest.raises(ValueError, match="depth 1"):
         Prefetcher(data, iterations, depth=1)

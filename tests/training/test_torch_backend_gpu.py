@@ -252,16 +252,16 @@ def test_a_method_is_asked_for_copies_at_once() -> None:
 @ranks(SIZE)
 def test_what_is_refused_is_so_at_once(group: Any) -> None:
     tensor, how_ = late_gpu.on_gpu(torch.ones(4)), options(c10d.AllgatherOptions)
-    with pytest.raises(pgasdl.BufferRefused, match="cpu and cuda:0 in one call"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="cpu and cuda:0 in one call"):
         group.all_gather_single(torch.zeros(8), tensor, how_)
-    with pytest.raises(pgasdl.BufferRefused, match="cpu and cuda:0 in one call"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="cpu and cuda:0 in one call"):
         group.allreduce_coalesced([torch.zeros(8), tensor])
     wide = late_gpu.on_gpu(torch.ones(1)).expand(4)
-    with pytest.raises(pgasdl.BufferRefused, match="expanded tensor"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="expanded tensor"):
         group.allreduce([wide], options(c10d.AllreduceOptions))
     with pytest.raises(ValueError, match="elements of shape"):
         group.all_gather_single(late_gpu.on_gpu(torch.zeros(7)), tensor, how_)
-    with pytest.raises(pgasdl.BufferRefused, match="BXOR of"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="BXOR of"):
         group.allreduce([tensor], options(c10d.AllreduceOptions, reduceOp=ReduceOp.BXOR))
     with (
         late_gpu.gpu.capture(),
@@ -303,7 +303,7 @@ def test_tensors_without_memory_are_refused() -> None:
     from torch._subclasses import FakeTensorMode
 
     def program(group: Any) -> None:
-        with FakeTensorMode(), pytest.raises(pgasdl.BufferRefused, match="without memory"):
+        with FakeTensorMode(), pytest.raises(pgasdl.BufferRefusedError, match="without memory"):
             group.allreduce([torch.ones(2, device="cuda")], options(c10d.AllreduceOptions))
 
     run(1, program)

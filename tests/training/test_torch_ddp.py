@@ -84,7 +84,7 @@ def test_an_error_reaches_backward_and_stays(ctx: Any) -> None:
     for bucket in (torch.ones(2, dtype=torch.complex64), torch.ones(2)):
         future = state.average(bucket)
         for waits in (future, torch.futures.collect_all([future])):  # Python's way, and C++'s
-            with pytest.raises(RuntimeError, match=r"BufferRefused: .*complex64"):
+            with pytest.raises(RuntimeError, match=r"BufferRefusedError: .*complex64"):
                 waits.wait()
     state.close()
 

@@ -178,7 +178,7 @@ def test_a_rank_that_is_killed_ends_the_others_waits(tmp_path: Path) -> None:
         ranks[1].send_signal(signal.SIGKILL)
         for rank in (0, 2):
             shown, _ = ranks[rank].communicate(timeout=60)
-            assert f"told {rank} pgasdl: PeerLost: rank 1" in shown
+            assert f"told {rank} pgasdl: PeerLostError: rank 1" in shown
             assert ranks[rank].returncode == 0
     finally:
         for each in ranks:

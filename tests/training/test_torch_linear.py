@@ -105,11 +105,15 @@ def test_wrong_inputs_are_refused() -> None:
     def program(ctx: Any) -> None:
         model = DistributedLinear(ctx, layer)
         assert "in_features=4, out_features=3, bias=True" in repr(model)
-        with pytest.raises(pgasdl.BufferRefused, match=r"layer of torch.float32 with 4 inputs"):
+        with pytest.raises(
+            pgasdl.BufferRefusedError, match=r"layer of torch.float32 with 4 inputs"
+        ):
             model(torch.ones(2, 5))
-        with pytest.raises(pgasdl.BufferRefused, match=r"layer of torch.float32 with 4 inputs"):
+        with pytest.raises(
+            pgasdl.BufferRefusedError, match=r"layer of torch.float32 with 4 inputs"
+        ):
             model(torch.ones(2, 4, dtype=torch.float64))
-        with pytest.raises(pgasdl.BufferRefused, match="of float32 or float64"):
+        with pytest.raises(pgasdl.BufferRefusedError, match="of float32 or float64"):
             DistributedLinear(ctx, nn.Linear(4, 3, dtype=torch.float16))
         (gradient,) = torch.autograd.grad(
             model(torch.ones(2, 4)).square().sum(), model.weight, create_graph=True
@@ -149,9 +153,9 @@ def test_a_weight_that_has_other_memory_is_used() -> None:
         torch.testing.assert_close(model(x), other(x))
         torch.testing.assert_close(copied(x), due(x))
         model.weight.data = torch.ones(mine + 1, dtype=torch.float64)
-        with pytest.raises(pgasdl.BufferRefused, match=f"this rank has {mine} of"):
+        with pytest.raises(pgasdl.BufferRefusedError, match=f"this rank has {mine} of"):
             model(x)
-        with pytest.raises(pgasdl.BufferRefused, match="of float32 or float64"):
+        with pytest.raises(pgasdl.BufferRefusedError, match="of float32 or float64"):
             model.half()(x.half())
 
     loopback.run(2, program)

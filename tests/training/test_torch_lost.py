@@ -13,7 +13,7 @@ from tiers import full
 pytest.importorskip("torch")
 
 # What rank 0 is told, by what rank 1 does.
-LOST = "PeerLost: .*rank 1"
+LOST = "PeerLostError: .*rank 1"
 TOLD = {
     "killed": LOST,
     "raised": LOST,

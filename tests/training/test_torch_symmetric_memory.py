@@ -197,7 +197,7 @@ def test_a_signal_waits_until_the_last_one_was_taken(ctx: Any, world: str) -> No
         handle.put_signal(1, 5)
         handle.put_signal(1, 6)
         with pytest.raises(
-            pgasdl.Timeout,
+            pgasdl.PgasTimeoutError,
             match=r"rank 1 has not taken the last signal of rank 0 on channel 5 within 0.05 s",
         ):
             handle.put_signal(1, 5, 50)
@@ -209,7 +209,9 @@ def test_a_signal_waits_until_the_last_one_was_taken(ctx: Any, world: str) -> No
         for _ in range(2):
             handle.wait_signal(src_rank=0, channel=5, timeout_ms=15000)
         handle.wait_signal(0, 6)
-        with pytest.raises(pgasdl.Timeout, match=r"no signal of rank 0 on channel 6 within 0.02 s"):
+        with pytest.raises(
+            pgasdl.PgasTimeoutError, match=r"no signal of rank 0 on channel 6 within 0.02 s"
+        ):
             handle.wait_signal(0, 6, 20)
         handle.put_signal(0, 9)
     handle.put_signal(ctx.rank)
@@ -238,7 +240,7 @@ def test_signals_follow_what_was_put(ctx: Any, world: str) -> None:
     if ctx.rank == 0:
         with pytest.raises(pgasdl.SegmentError, match="leaves segment"):
             symm_mem.put_signal(torch.zeros(1001, dtype=torch.int64), handle, 1)
-        with pytest.raises(pgasdl.BufferRefused, match="not contiguous"):
+        with pytest.raises(pgasdl.BufferRefusedError, match="not contiguous"):
             symm_mem.put_signal(torch.zeros(10, 10).t(), handle, 1)
     handle.barrier()
 
@@ -339,7 +341,7 @@ def test_a_barrier_goes_on_after_a_timeout(ctx: Any, world: str) -> None:
     for _ in range(3):
         if ctx.rank == 1:
             for wanted in (r"channel 7: rank [02] is not there after 0\.03 s",) * 2:
-                with pytest.raises(pgasdl.Timeout, match=wanted):
+                with pytest.raises(pgasdl.PgasTimeoutError, match=wanted):
                     handle.barrier(7, 30)
         ctx.barrier()
         if ctx.rank == 2:
@@ -384,7 +386,9 @@ def test_a_part_of_the_ranks(ctx: Any, world: str) -> None:
     assert tensor.tolist() == [part.ranks[peer]] * 4
     handle.barrier()
     if part.size == 2:
-        with pytest.raises(pgasdl.Timeout, match=r"rank 1 \(rank 2 of the job\)|rank 0 on"):
+        with pytest.raises(
+            pgasdl.PgasTimeoutError, match=r"rank 1 \(rank 2 of the job\)|rank 0 on"
+        ):
             handle.wait_signal(peer, 0, 10)
         small = symm_mem.empty(4, group=part)
         with pytest.raises(pgasdl.RankError, match="rank 1 has no copy"):
@@ -402,7 +406,7 @@ def test_a_rank_that_signalled_may_leave(ctx: Any, world: str) -> None:
         while ctx.health()[0] == "healthy":
             time.sleep(0.01)
         handle.wait_signal(0)
-        with pytest.raises(pgasdl.PeerLost):
+        with pytest.raises(pgasdl.PeerLostError):
             handle.put_signal(0)
 
 
@@ -415,7 +419,7 @@ def test_a_lost_rank_ends_waits(world: str) -> None:
             raise KeyError("lost")
         ready.set()
         for wait in (handle.wait_signal, handle.barrier):
-            with pytest.raises(pgasdl.PeerLost):
+            with pytest.raises(pgasdl.PeerLostError):
                 wait(0)
         refused.append(True)
 
@@ -441,7 +445,7 @@ def test_a_rendezvous_goes_on_after_a_timeout() -> None:
     def program(ctx: Any) -> None:
         tensor = symm_mem.empty(4, group=ctx)
         if ctx.rank == 0:
-            with pytest.raises(pgasdl.Timeout, match="1"):
+            with pytest.raises(pgasdl.PgasTimeoutError, match="1"):
                 symm_mem.rendezvous(tensor, ctx)
             came.set()
         else:
@@ -462,12 +466,14 @@ def test_what_is_refused() -> None:
             torch.zeros(0),
             torch.zeros(2, device="meta"),
         ):
-            with pytest.raises(pgasdl.BufferRefused, match=r"not made by symmetric_memory\.empty"):
+            with pytest.raises(
+                pgasdl.BufferRefusedError, match=r"not made by symmetric_memory\.empty"
+            ):
                 symm_mem.rendezvous(tensor, ctx)
         with pytest.raises(pgasdl.UnavailableError, match=r'device meta: .* device="cpu"'):
             symm_mem.empty(4, device="meta", group=ctx)
         for shape in (0, (3, 0)):
-            with pytest.raises(pgasdl.BufferRefused, match="no memory to share"):
+            with pytest.raises(pgasdl.BufferRefusedError, match="no memory to share"):
                 symm_mem.empty(shape, group=ctx)
         with pytest.raises(TypeError, match="not int"):
             symm_mem.rendezvous(symm_mem.empty(4, group=ctx), 3)  # type: ignore[arg-type]

@@ -86,12 +86,14 @@ def test_signals_count(ctx: Any, world: str) -> None:
         ctx.barrier()
         for _ in range(number):
             window.wait_signal(peer)
-        with pytest.raises(pgasdl.Timeout, match=f"no signal of rank {peer} within 0.01 s"):
+        with pytest.raises(
+            pgasdl.PgasTimeoutError, match=f"no signal of rank {peer} within 0.01 s"
+        ):
             window.wait_signal(peer, timeout=timedelta(milliseconds=10))
         ctx.barrier()
     waiting = window.wait_signal(peer, True, timeout=15)
     assert not waiting.is_completed()
-    with pytest.raises(pgasdl.Timeout):
+    with pytest.raises(pgasdl.PgasTimeoutError):
         waiting.wait(0.01)
     ctx.barrier()
     window.signal(peer, True)
@@ -143,10 +145,10 @@ def test_parts_of_any_size_and_dtype(ctx: Any, world: str) -> None:
             match=rf"at element {first} leaves the window of rank {peer}, which has {count}$",
         ):
             window.put(source, peer, first)
-    with pytest.raises(pgasdl.BufferRefused, match=f"int8 into .* rank {peer}, which has"):
+    with pytest.raises(pgasdl.BufferRefusedError, match=f"int8 into .* rank {peer}, which has"):
         window.put(torch.zeros(1, dtype=torch.int8), peer, 0)
     strided = torch.zeros(2, 2, dtype=dtypes[peer]).t()
-    with pytest.raises(pgasdl.BufferRefused, match="not contiguous"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="not contiguous"):
         window.put(strided, peer, 0)
     window.put(torch.zeros(0, dtype=dtypes[peer]), peer, count)
     for nobody in (-1, 3):
@@ -242,13 +244,13 @@ def test_collectives_go_on_after_a_timeout(ctx: Any) -> None:
     calls = (lambda: window.tensor_register(memory), window.tensor_deregister)
     for late, call in enumerate(calls):
         if ctx.rank == late:
-            with pytest.raises(pgasdl.Timeout, match=f"rank {1 - late}|rank.*{1 - late}"):
+            with pytest.raises(pgasdl.PgasTimeoutError, match=f"rank {1 - late}|rank.*{1 - late}"):
                 call()
         ctx.barrier()
         for _ in range(50):
             try:
                 call()
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 continue
             break
         ctx.barrier()
@@ -267,7 +269,7 @@ def test_a_part_of_the_ranks(ctx: Any, world: str) -> None:
         window.signal(peer)
         window.wait_signal(peer)
         assert memory.tolist() == [part.ranks[peer] + 5] * 2
-        with pytest.raises(pgasdl.Timeout, match="no signal of rank"):
+        with pytest.raises(pgasdl.PgasTimeoutError, match="no signal of rank"):
             window.wait_signal(peer, timeout=0.01)
         window.tensor_deregister()
     # Memory of a part, in a window of all.
@@ -289,7 +291,7 @@ def test_a_lost_rank_ends_waits(world: str) -> None:
             raise KeyError("lost")
         ready.set()
         for wait in (lambda: window.wait_signal(0), window.tensor_deregister):
-            with pytest.raises(pgasdl.PeerLost):
+            with pytest.raises(pgasdl.PeerLostError):
                 wait()
         refused.append(True)
 

@@ -220,12 +220,14 @@ def test_no_signal_of_what_is_not_done(home: str, monkeypatch: pytest.MonkeyPatc
             lambda: handle.put_signal(peer, timeout_ms=20),
             lambda: handle.barrier(timeout_ms=20),
         ):
-            with pytest.raises(pgasdl.Timeout, match=r"cuda:0 has not done .* within 0\.02 s"):
+            with pytest.raises(
+                pgasdl.PgasTimeoutError, match=r"cuda:0 has not done .* within 0\.02 s"
+            ):
                 call()
         ctx.barrier()
-        with pytest.raises(pgasdl.Timeout, match="no signal"):
+        with pytest.raises(pgasdl.PgasTimeoutError, match="no signal"):
             window.wait_signal(peer, timeout=0.02)
-        with pytest.raises(pgasdl.Timeout, match="no signal"):
+        with pytest.raises(pgasdl.PgasTimeoutError, match="no signal"):
             handle.wait_signal(peer, timeout_ms=20)
         ctx.barrier()
         stuck.discard(threading.get_ident())
@@ -256,15 +258,15 @@ def test_what_is_refused(ctx: Any) -> None:
         ):
             with pytest.raises(pgasdl.UnavailableError, match="captured into a CUDA graph"):
                 call()
-    with pytest.raises(pgasdl.BufferRefused, match="float32 into the window"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="float32 into the window"):
         window.put(on_gpu(torch.zeros(1)), peer, 0)
-    with pytest.raises(pgasdl.BufferRefused, match="not contiguous"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="not contiguous"):
         window.put(memory[::2], peer, 0)
-    with pytest.raises(pgasdl.BufferRefused, match="not made by symmetric_memory"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="not made by symmetric_memory"):
         symm_mem.rendezvous(filled(ctx, "plain", 4, 0), ctx)
     bound = filled(ctx, "plain", 4, 0)
     ctx.bind(bound)
-    with pytest.raises(pgasdl.BufferRefused, match="not made by symmetric_memory"):
+    with pytest.raises(pgasdl.BufferRefusedError, match="not made by symmetric_memory"):
         symm_mem.rendezvous(bound, ctx)
     with pytest.raises(pgasdl.MismatchError, match="rank 0's is on cpu, rank 1's is on cuda"):
         Window(ctx, memory if ctx.rank else torch.zeros(4))

@@ -15,7 +15,7 @@ import pytest
 from raw_rank import JOB, SECRET, RawRank, client
 from support.patience import until
 
-from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
+from pgasdl.errors import BootstrapError, ClosedError, PeerLostError, PgasTimeoutError, RankError
 from pgasdl.runtime.bootstrap import (
     LocalStore,
     RankState,
@@ -56,7 +56,7 @@ def test_put_then_get(world: list[Store]) -> None:
     assert world[0].get("a", 0) == b""
     world[2].delete("a")
     world[2].delete("a")
-    with pytest.raises(Timeout):
+    with pytest.raises(PgasTimeoutError):
         world[1].get("a", 0)
 
 
@@ -90,11 +90,11 @@ def test_gather_answers_once_all_are_there(world: list[Store]) -> None:
     for rank in (3, 0):
         world[rank].put(f"some/{rank}", bytes([rank]))
     assert world[1].gather("some", [0, 3], 0) == [b"\0", b"\3"]
-    with pytest.raises(Timeout, match=r"rank 1: 'some/2' was not there within 0 s"):
+    with pytest.raises(PgasTimeoutError, match=r"rank 1: 'some/2' was not there within 0 s"):
         world[1].gather("some", [0, 2, 3], 0)
     with ThreadPoolExecutor() as pool:
         got = pool.submit(world[1].gather, "some", [0, 2, 3], 10.0)
-        with pytest.raises(Timeout, match=r"rank 0: 'some/2' was not there within 0\.1 s"):
+        with pytest.raises(PgasTimeoutError, match=r"rank 0: 'some/2' was not there within 0\.1 s"):
             world[0].gather("some", [0, 2, 3], 0.1)
         assert not got.done()
         world[2].put("some/2", b"")
@@ -106,7 +106,7 @@ def test_gather_answers_once_all_are_there(world: list[Store]) -> None:
         got = pool.submit(world[1].gather, "more", [2, 3], 10.0)
         world[2].put("more/2", b"")
         world[3].close()
-        with pytest.raises(PeerLost, match=r"rank 3 ended before it gave 'more/3'") as caught:
+        with pytest.raises(PeerLostError, match=r"rank 3 ended before it gave 'more/3'") as caught:
             got.result(10)
         assert caught.value.rank == 3
 
@@ -134,10 +134,10 @@ def test_timeout_names_the_key_and_who_is_gone(world: list[Store]) -> None:
     world[2].close()
     assert until(lambda: world[0].states()[2] is RankState.CLOSED)
     started = time.monotonic()
-    with pytest.raises(Timeout, match=r"rank 1.*'nobody/puts'.*0\.1 s.*closed: rank 2"):
+    with pytest.raises(PgasTimeoutError, match=r"rank 1.*'nobody/puts'.*0\.1 s.*closed: rank 2"):
         world[1].get("nobody/puts", 0.1)
     assert 0.1 <= time.monotonic() - started < 2
-    assert isinstance(Timeout(), TimeoutError)
+    assert isinstance(PgasTimeoutError(), TimeoutError)
 
 
 def test_owner_that_ended_ends_the_wait(world: list[Store]) -> None:
@@ -147,14 +147,14 @@ def test_owner_that_ended_ends_the_wait(world: list[Store]) -> None:
         other = pool.submit(world[0].get, "else", 10.0, owner=2)
         time.sleep(0.05)
         world[3].close()
-        with pytest.raises(PeerLost, match=r"rank 3.*'never'") as caught:
+        with pytest.raises(PeerLostError, match=r"rank 3.*'never'") as caught:
             got.result(5)
         assert caught.value.rank == 3
         assert not other.done()
         world[2].put("else", b"")
         other.result(5)
     assert world[0].get("before", owner=3) == b"1"
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLostError):
         world[1].get("never", owner=3)
 
 
@@ -221,7 +221,7 @@ def test_nobody_waits_for_a_rank_whose_process_ended(server: StoreServer, joined
         client(server, 1).close()
     server.ended(1)
     for _ in range(2):  # in whatever generation
-        with client(server, 0, timeout=1000) as store, pytest.raises(PeerLost, match="rank 1"):
+        with client(server, 0, timeout=1000) as store, pytest.raises(PeerLostError, match="rank 1"):
             store.get("never", owner=1)
 
 
@@ -236,7 +236,7 @@ def test_last_words_of_a_process_that_ended_are_heard(server: StoreServer) -> No
 def test_second_context_does_not_see_the_first_one_s_keys(server: StoreServer) -> None:
     for turn in range(3):
         one, two = client(server, 0), client(server, 1)
-        with pytest.raises(Timeout):
+        with pytest.raises(PgasTimeoutError):
             two.get("key", 0)
         one.put("key", bytes([turn]))
         assert two.get("key") == bytes([turn])
@@ -327,7 +327,7 @@ def test_threads_share_a_client(server: StoreServer) -> None:
 def test_abandoned_get_does_not_disturb_the_next(server: StoreServer) -> None:
     with client(server, 0) as store, client(server, 1) as other:
         for i in range(300):  # more gets than may wait at once: each is cancelled
-            with pytest.raises(Timeout):
+            with pytest.raises(PgasTimeoutError):
                 store.get("late", 0.0005 if i % 8 else 0)
         other.put("late", b"1")
         assert store.get("late") == b"1"
@@ -364,12 +364,12 @@ def test_server_that_ends_ends_the_waits() -> None:
         one, two = pool.submit(hosted.get, "a"), pool.submit(launched.get, "a")
         time.sleep(0.05)
         running.close()
-        with pytest.raises(PeerLost, match="rank 0") as caught:
+        with pytest.raises(PeerLostError, match="rank 0") as caught:
             one.result(5)
         assert caught.value.rank == 0
         with pytest.raises(BootstrapError, match="launcher"):
             two.result(5)
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLostError):
         hosted.put("b", b"")
 
 
@@ -391,7 +391,7 @@ def test_nobody_there_is_a_timeout_that_names_the_place() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = unused.getsockname()
-        with pytest.raises(Timeout, match=rf"rank 1.*127\.0\.0\.1:{address[1]}"):
+        with pytest.raises(PgasTimeoutError, match=rf"rank 1.*127\.0\.0\.1:{address[1]}"):
             StoreClient(address, SECRET, 1, 2, JOB, 0.3)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pgasdl.config import Config
-from pgasdl.errors import BootstrapError, MismatchError, Timeout
+from pgasdl.errors import BootstrapError, MismatchError, PgasTimeoutError
 from pgasdl.runtime.bootstrap import LocalStore, Store, connect, rendezvous
 from pgasdl.runtime.bootstrap.detect import detect
 from pgasdl.runtime.init import start_joined
@@ -89,7 +89,9 @@ def test_ranks_of_a_foreign_launcher_on_one_machine() -> None:
 
 def test_no_rank_0_is_a_timeout_that_says_what_to_do() -> None:
     config = Config.from_environment({}, timeout=0.2)
-    with pytest.raises(Timeout, match=r"rank 1 of 2.*rank 0 did not appear.*PGASDL_SECRET_FILE"):
+    with pytest.raises(
+        PgasTimeoutError, match=r"rank 1 of 2.*rank 0 did not appear.*PGASDL_SECRET_FILE"
+    ):
         connect(config, torchrun(1, 2, port=1))
 
 

@@ -54,7 +54,7 @@ with pgasdl.init(timeout=40, stopped_after=30) as ctx:
         os.kill(os.getpid(), 9)
     try:
         ctx.barrier()
-    except pgasdl.PeerLost as error:
+    except pgasdl.PeerLostError as error:
         sys.stdout.write(f"{error.rank} {ctx.health()[1]} {ctx.survivors().size}\\n")
 """
 

@@ -15,7 +15,7 @@ import pytest
 from pgasdl import _native
 from pgasdl.buffers import memory_of, require_host
 from pgasdl.device import names, streams
-from pgasdl.errors import BufferRefused, ConfigError, UnavailableError
+from pgasdl.errors import BufferRefusedError, ConfigError, UnavailableError
 
 Patch = pytest.MonkeyPatch
 
@@ -245,7 +245,7 @@ def test_an_empty_array_on_a_gpu() -> None:
     ],
 )
 def test_arrays_that_are_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(BufferRefused, match=words):
+    with pytest.raises(BufferRefusedError, match=words):
         memory_of(array(**changes), device=True)
 
 
@@ -285,7 +285,7 @@ def test_an_array_by_dlpack_alone() -> None:
 
 
 def test_memory_that_is_nowhere() -> None:
-    with pytest.raises(BufferRefused, match="Exporter offers no memory"):
+    with pytest.raises(BufferRefusedError, match="Exporter offers no memory"):
         memory_of(Exporter(8, device=(10, 0)), device=True)
 
 
@@ -293,7 +293,7 @@ def test_memory_that_is_nowhere() -> None:
 @pytest.mark.parametrize("given", [array(), Exporter(8), Exporter(8, device=(13, 0))])
 def test_host_memory_is_asked_for_unless_said_otherwise(given: object) -> None:
     for ask in (memory_of, require_host):
-        with pytest.raises(BufferRefused, match="on a GPU: only host memory works here"):
+        with pytest.raises(BufferRefusedError, match="on a GPU: only host memory works here"):
             ask(given)
 
 
@@ -311,9 +311,9 @@ def test_tensors(libraries: Callable[..., None]) -> None:
     assert (memory.address, memory.nbytes, memory.device) == (0x7000, 12, 3)
     assert memory.native_dtype == "bfloat16"
     assert memory_of(FakeTorch.Tensor("cpu")).device is None
-    with pytest.raises(BufferRefused, match="not contiguous"):
+    with pytest.raises(BufferRefusedError, match="not contiguous"):
         memory_of(FakeTorch.Tensor("cuda:3", contiguous=False), device=True)
-    with pytest.raises(BufferRefused, match="only host memory works here"):
+    with pytest.raises(BufferRefusedError, match="only host memory works here"):
         memory_of(FakeTorch.Tensor("cuda:3"))
-    with pytest.raises(BufferRefused, match="only the host's memory and CUDA's"):
+    with pytest.raises(BufferRefusedError, match="only the host's memory and CUDA's"):
         memory_of(FakeTorch.Tensor("xpu:0"), device=True)

@@ -19,7 +19,13 @@ import pytest
 
 from pgasdl import Segment, _native, loopback
 from pgasdl.device.views import DeviceBytes
-from pgasdl.errors import AlignmentError, BufferRefused, PoolFull, SegmentError, UnavailableError
+from pgasdl.errors import (
+    AlignmentError,
+    BufferRefusedError,
+    PoolFullError,
+    SegmentError,
+    UnavailableError,
+)
 from pgasdl.pool import Arena, Pool
 from pgasdl.segment import SegmentTable
 
@@ -157,9 +163,9 @@ def test_a_pool(segment: Segment, monkeypatch: Patch, library: str) -> None:
     assert np.asarray(first).tobytes() == bytes(range(24))
     assert np.asarray(second).ctypes.data == segment.address + 64
     assert pool.describe().startswith("pool of 256 bytes on cuda:3 in 1 segments: 0 are free")
-    with pytest.raises(PoolFull, match=r"on cuda:3 .* ctx\.pool\(64, device=\"cuda:3\"\)"):
+    with pytest.raises(PoolFullError, match=r"on cuda:3 .* ctx\.pool\(64, device=\"cuda:3\"\)"):
         pool.empty(1, dtype, 3)
-    with pytest.raises(PoolFull, match=r"no pool: call ctx\.pool\(nbytes\)"):
+    with pytest.raises(PoolFullError, match=r"no pool: call ctx\.pool\(nbytes\)"):
         pool.empty(1, dtype, None)
     del first
     gc.collect()
@@ -239,7 +245,7 @@ def test_copies(segment: Segment, monkeypatch: Patch, on_device: bool) -> None:
         segment.copy_from(given, 233)
     with pytest.raises(SegmentError, match="leaves segment"):
         segment.copy_to(there, -1)
-    with pytest.raises(BufferRefused, match="read-only"):
+    with pytest.raises(BufferRefusedError, match="read-only"):
         segment.copy_to(given)
-    with pytest.raises(BufferRefused, match="not contiguous"):
+    with pytest.raises(BufferRefusedError, match="not contiguous"):
         segment.copy_from(given.T)

@@ -8,7 +8,7 @@ import threading
 import pytest
 from support.ranks import on_ranks
 
-from pgasdl import Context, MismatchError, PeerLost, loopback
+from pgasdl import Context, MismatchError, PeerLostError, loopback
 from pgasdl.runtime.bootstrap.store import bitmap
 
 N_RANKS = 301
@@ -26,7 +26,7 @@ def test_many_members_and_many_survivors() -> None:
             return N_RANKS - 1, N_RANKS - 1
         group = ctx.group(range(N_RANKS - 1), timeout=100)
         formed.wait(100)
-        with pytest.raises(PeerLost):
+        with pytest.raises(PeerLostError):
             ctx.barrier(timeout=100)
         return group.size, ctx.survivors(timeout=100).size
 

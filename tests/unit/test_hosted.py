@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from raw_rank import JOB, SECRET
 
-from pgasdl.errors import PeerLost, Timeout
+from pgasdl.errors import PeerLostError, PgasTimeoutError
 from pgasdl.runtime.bootstrap import HostedStore, StoreServer
 from pgasdl.topology import Launch
 
@@ -52,7 +52,7 @@ def test_survivors_get_what_was_given_before_the_loss(ranks: list[HostedStore]) 
     ranks[2].delete("deleted")
     token = ranks[1].token
     lose(ranks[0])
-    with pytest.raises(PeerLost, match="rank 0, which serves the store"):
+    with pytest.raises(PeerLostError, match="rank 0, which serves the store"):
         ranks[1].get("early")
     with ThreadPoolExecutor() as pool:
         # Rank 1 serves once it comes itself; until then rank 2 waits.
@@ -61,7 +61,7 @@ def test_survivors_get_what_was_given_before_the_loss(ranks: list[HostedStore]) 
         ranks[1].go_on_without({0}, 10.0, look)
         late.result(10)
         assert ranks[1].get("early", owner=2) == b"1"
-        with pytest.raises(Timeout):
+        with pytest.raises(PgasTimeoutError):
             ranks[1].get("deleted", 0)
         pair = [pool.submit(ranks[rank].gather, "pair", [1, 2], 10.0) for rank in (1, 2)]
         for rank in (1, 2):
@@ -82,16 +82,16 @@ def test_nobody_moves_while_the_rank_that_serves_is_there(ranks: list[HostedStor
 
 def test_wait_for_the_next_to_serve_has_an_end(ranks: list[HostedStore]) -> None:
     lose(ranks[0])
-    with pytest.raises(Timeout, match=r"rank 2: no store"):
+    with pytest.raises(PgasTimeoutError, match=r"rank 2: no store"):
         ranks[2].go_on_without({0}, 0.3, look)
     noticed = threading.Event()
 
     def lost_too() -> None:
         if noticed.is_set():
-            raise PeerLost("rank 1 died", 1)
+            raise PeerLostError("rank 1 died", 1)
         noticed.set()
 
-    with pytest.raises(PeerLost, match="rank 1 died"):
+    with pytest.raises(PeerLostError, match="rank 1 died"):
         ranks[2].go_on_without({0}, 60.0, lost_too)
     ranks[2].go_on_without({0, 1}, 10.0, look)
     ranks[2].put("alone", b"1")

@@ -12,14 +12,14 @@ import pgasdl
 
 NAMES = {
     "pgasdl": (
-        "AlignmentError Block BootstrapError BufferRefused CheckpointError ClosedError Collective "
+        "AlignmentError Block BootstrapError BufferRefusedError CheckpointError ClosedError Collective "
         "ConfigError Context Counters DataError Footprint GradientExchange Group JobError "
         "LayerTimes LayoutError Limits MismatchError "
-        "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
-        "Segment SegmentError Timeout Traffic UnavailableError Waits __version__ init show_versions"
+        "NotificationError PeerLostError PgasError PlanError PoolFullError QueueError QueueFullError RankError "
+        "Segment SegmentError PgasTimeoutError Traffic UnavailableError Waits __version__ init show_versions"
     ),
     "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
-    "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
+    "pgasdl.errors": "ConfigError PeerLostError PgasError PlanError PgasTimeoutError",
     "pgasdl.input": "Batches Iterations Loader Prefetcher Records",
     "pgasdl.jobs": "Client TrainingJob connect",
     "pgasdl.loopback": "run",

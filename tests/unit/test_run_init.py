@@ -128,7 +128,7 @@ def test_survivor_names_the_rank_that_was_killed(tmp_path: Path, killer: int) ->
         "    if ctx.rank == 0 == int(sys.argv[1]): ctx.kill(1)\n"
         "    if ctx.rank == 1: time.sleep(1000)\n"
         "    try: ctx.barrier()\n"
-        "    except pgasdl.PeerLost as error:\n"
+        "    except pgasdl.PeerLostError as error:\n"
         "        sys.stdout.write(f'rank {error.rank} is lost\\n'); raise\n"
     )
     lines = launched(program, *RUN, "-n", "2", status=137, arguments=(str(killer),))
@@ -172,7 +172,7 @@ def test_a_rank_that_ended_before_its_init_is_awaited_no_longer(tmp_path: Path) 
         "import pgasdl\n"
         "try:\n"
         "    pgasdl.init(timeout=1000)\n"
-        "except pgasdl.PeerLost as error:\n"
+        "except pgasdl.PeerLostError as error:\n"
         "    print(error.rank)\n"
     )
     result = run("-n", "3", "program.py", cwd=tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pgasdl.errors import MismatchError, Timeout
+from pgasdl.errors import MismatchError, PgasTimeoutError
 from pgasdl.group import Steps, Unfinished
 
 
@@ -18,7 +18,7 @@ def test_a_call_inside_another_one_goes_on_where_it_was() -> None:
     def step(name: str, n_late: int = 0) -> str:
         if n_late and made.count(f"{name} late") < n_late:
             made.append(f"{name} late")
-            raise Timeout(name)
+            raise PgasTimeoutError(name)
         made.append(name)
         return name
 
@@ -31,7 +31,7 @@ def test_a_call_inside_another_one_goes_on_where_it_was() -> None:
             return [steps(lambda: step("a")), *steps(inner), steps(lambda: step("d", 1))]
 
     for _ in range(3):
-        with pytest.raises(Timeout):
+        with pytest.raises(PgasTimeoutError):
             outer()
         with pytest.raises(MismatchError, match="outer timed out"):
             inner()

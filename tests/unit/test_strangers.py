@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from raw_rank import JOB, SECRET, RawRank, client
 
-from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.errors import BootstrapError, PgasTimeoutError
 from pgasdl.runtime.bootstrap import RankState, StoreClient, StoreServer, channel
 from pgasdl.runtime.bootstrap.channel import CHALLENGE, HELLO, MAGIC, FrameKind
 from pgasdl.runtime.bootstrap.server import MIN_PENDING
@@ -255,7 +255,7 @@ def test_two_thousand_hostile_inputs_while_ranks_exchange(server: StoreServer) -
             assert got.result(10) == key.encode()
             turns += 1
         assert [h.result() for h in hostile] == [0, 0]
-        with pytest.raises(Timeout):
+        with pytest.raises(PgasTimeoutError):
             one.get("hostile", 0)
         assert server.states[:2] == (RankState.CONNECTED,) * 2
 

@@ -54,7 +54,7 @@ def check(story: Story, how: str, point: str, victim: int) -> None:
     for rank in survivors:
         assert statuses[rank] == 0, str(story)
         lost = story.event("lost", rank)
-        assert (lost["kind"], lost["rank"]) == ("PeerLost", 1 - rank), str(story)
+        assert (lost["kind"], lost["rank"]) == ("PeerLostError", 1 - rank), str(story)
         assert f"rank {1 - rank}" in lost["text"], str(story)
         assert lost["seen"] - harmed_at < BOUND + LOADED, str(story)
         assert story.event("health", rank)["health"][1 - rank] != "healthy", str(story)

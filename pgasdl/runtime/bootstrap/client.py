@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pgasdl.config import Address
-from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
+from pgasdl.errors import BootstrapError, ClosedError, PeerLostError, PgasTimeoutError, RankError
 from pgasdl.runtime.bootstrap.channel import (
     SECRET_BYTES,
     Frame,
@@ -36,7 +36,7 @@ class StoreClient(Store):
     It tries several addresses in turn until the right one answers. ``secret``, ``size`` and
     ``job_id`` equal the server's. ``host`` is the rank that serves, None: the launcher; errors name
     it when the store is lost. ``look`` is called ten times a second while nothing answers; its
-    exception ends the wait. Timeout: nothing answered. BootstrapError: another server did, or the
+    exception ends the wait. PgasTimeoutError: nothing answered. BootstrapError: another server did, or the
     store refused this rank.
     """
 
@@ -104,21 +104,23 @@ class StoreClient(Store):
             frame = self._request(
                 FrameKind.GET, options + _body(key), limit if limit > 0 else None, f"get {key!r}"
             )
-        except Timeout:
+        except PgasTimeoutError:
             frame = None
         if frame is not None and frame.kind is FrameKind.VALUE:
             return frame.body
         if frame is not None and frame.kind is FrameKind.GONE:
             rank = _understood(_rank_in, frame)
-            raise PeerLost(f"rank {rank} ended before it gave {key!r}", rank)
+            raise PeerLostError(f"rank {rank} ended before it gave {key!r}", rank)
         raise self._not_there(key, limit)
 
-    def _not_there(self, key: str, limit: float) -> Timeout:
+    def _not_there(self, key: str, limit: float) -> PgasTimeoutError:
         missing = ""
         if limit > 0:
-            with contextlib.suppress(Timeout, BootstrapError, PeerLost):
+            with contextlib.suppress(PgasTimeoutError, BootstrapError, PeerLostError):
                 missing = describe_missing(self.states(_STATUS_SECONDS))
-        return Timeout(f"rank {self.rank}: {key!r} was not there within {limit:g} s{missing}")
+        return PgasTimeoutError(
+            f"rank {self.rank}: {key!r} was not there within {limit:g} s{missing}"
+        )
 
     def gather(
         self,
@@ -143,7 +145,7 @@ class StoreClient(Store):
                 frame = self._request(
                     FrameKind.GATHER, options + body, remaining, f"get {key!r}", look
                 )
-            except Timeout:
+            except PgasTimeoutError:
                 options = GATHER_OPTIONS.pack(False, len(values))  # ask which rank owes its value
                 frame = self._request(
                     FrameKind.GATHER, options + body, _STATUS_SECONDS, f"get {key!r}"
@@ -153,7 +155,7 @@ class StoreClient(Store):
                 continue
             rank = _understood(_rank_in, frame)
             if frame.kind is FrameKind.GONE:
-                raise PeerLost(f"rank {rank} ended before it gave '{key}/{rank}'", rank)
+                raise PeerLostError(f"rank {rank} ended before it gave '{key}/{rank}'", rank)
             raise self._not_there(f"{key}/{rank}", limit)
         return values
 
@@ -233,7 +235,9 @@ class StoreClient(Store):
                 self._check()
                 remaining = pause - time.monotonic()
                 if remaining <= 0 and pause == deadline:
-                    raise Timeout(f"rank {self.rank}: the store did not answer {what} in time")
+                    raise PgasTimeoutError(
+                        f"rank {self.rank}: the store did not answer {what} in time"
+                    )
                 if self._reading:
                     self._state.wait(max(0.0, remaining))
                     continue
@@ -272,7 +276,7 @@ class StoreClient(Store):
                 self._broken = lambda: BootstrapError(gone)
             else:
                 lost = f"rank {host}, which serves the store, is gone: {error}"
-                self._broken = lambda: PeerLost(lost, host)
+                self._broken = lambda: PeerLostError(lost, host)
             self._state.notify_all()
 
     def _check(self) -> None:

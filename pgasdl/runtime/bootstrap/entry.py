@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgasdl.config import Address, format_value
-from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.errors import BootstrapError, PgasTimeoutError
 from pgasdl.runtime.bootstrap.channel import (
     CHALLENGE,
     HANDSHAKE_SECONDS,
@@ -64,7 +64,7 @@ def admit(
 ) -> Admission:
     """Try ``addresses`` in turn, again and again, until the store welcomes this rank.
 
-    ``look`` is called ten times a second until the store has proved itself. Timeout: nothing
+    ``look`` is called ten times a second until the store has proved itself. PgasTimeoutError: nothing
     answered. BootstrapError: another server did, or the store refused this rank.
     """
     deadline = time.monotonic() + timeout
@@ -75,7 +75,7 @@ def admit(
     while True:
         for address in addresses:
             if time.monotonic() >= deadline:
-                raise Timeout(
+                raise PgasTimeoutError(
                     f"rank {rank}: no store of job {job_id!r} at {places} within "
                     f"{timeout:g} s ({last or 'not tried'})"
                 )

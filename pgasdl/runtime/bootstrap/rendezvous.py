@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping
 
 from pgasdl.config import Config
-from pgasdl.errors import BootstrapError, Timeout, UnavailableError
+from pgasdl.errors import BootstrapError, PgasTimeoutError, UnavailableError
 from pgasdl.kernel import way_out
 from pgasdl.runtime.bootstrap.channel import SECRET_BYTES, normalise_secret
 from pgasdl.topology import Launch
@@ -229,7 +229,7 @@ def follow_beacon(name: str, launch: Launch, timeout: float) -> tuple[bytes, int
             if len(message) == n_message:
                 return message[:SECRET_BYTES], int.from_bytes(message[SECRET_BYTES:], "big")
         if time.monotonic() >= deadline:
-            raise Timeout(
+            raise PgasTimeoutError(
                 f"rank {launch.rank} of {launch.size} ({launch.kind}): rank 0 did not appear on "
                 f"this machine within {timeout:g} s; are all ranks in one network namespace? "
                 "Otherwise set PGASDL_SECRET_FILE and PGASDL_STORE"

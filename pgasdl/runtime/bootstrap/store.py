@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
-from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
+from pgasdl.errors import BootstrapError, ClosedError, PeerLostError, PgasTimeoutError, RankError
 from pgasdl.runtime.bootstrap.channel import TOKEN_BYTES, pack_key
 
 LOOK_SECONDS = 0.1  # between two calls of ``look`` during a wait
@@ -46,8 +46,8 @@ class Store(ABC):
     def get(self, key: str, timeout: float | None = None, *, owner: int | None = None) -> bytes:
         """Wait until ``key`` is there and return its value.
 
-        ``timeout`` 0 is one try. ``owner`` is the rank that puts the key: PeerLost if that rank
-        ended before. Timeout names the key, and the ranks that are not connected.
+        ``timeout`` 0 is one try. ``owner`` is the rank that puts the key: PeerLostError if that rank
+        ended before. PgasTimeoutError names the key, and the ranks that are not connected.
         """
 
     @abstractmethod
@@ -63,8 +63,8 @@ class Store(ABC):
 
         It is one request, however many ranks there are; they are in ascending order, without
         repetition. ``look`` is called ten times a second during the wait; its exception ends the
-        wait. Timeout names a rank whose value is missing, and the ranks that are not connected.
-        PeerLost: one of ``ranks`` ended without putting its value.
+        wait. PgasTimeoutError names a rank whose value is missing, and the ranks that are not connected.
+        PeerLostError: one of ``ranks`` ended without putting its value.
         """
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Store(ABC):
     ) -> None:
         """Let another rank serve the store if one of ``lost`` did. Collective over those left.
 
-        ``lost`` is the same on all of them. After a Timeout the same call continues. ``look`` is
+        ``lost`` is the same on all of them. After a timeout the same call continues. ``look`` is
         called ten times a second during the wait; its exception ends the wait.
         """
 
@@ -111,7 +111,7 @@ def bitmap(ranks: Sequence[int], size: int) -> bytes:
 
 
 def describe_missing(states: tuple[RankState, ...]) -> str:
-    """Say which ranks are not connected, and how they left: the end of a Timeout's message."""
+    """Say which ranks are not connected, and how they left: the end of a timeout's message."""
     parts = []
     for state, words in (
         (RankState.ABSENT, "not connected"),
@@ -201,10 +201,10 @@ class LocalStore(Store):
                 if key in table.values:
                     return table.values[key]
                 if owner is not None and table.states[owner] is not RankState.CONNECTED:
-                    raise PeerLost(f"rank {owner} ended before it gave {key!r}", owner)
+                    raise PeerLostError(f"rank {owner} ended before it gave {key!r}", owner)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise Timeout(
+                    raise PgasTimeoutError(
                         f"rank {self.rank}: {key!r} was not there within {limit:g} s"
                         + describe_missing(tuple(table.states))
                     )

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pgasdl import _native
-from pgasdl.errors import Timeout
+from pgasdl.errors import PgasTimeoutError
 from pgasdl.runtime.mpi.library import sends_through_memory, source_in_status, threads, version
 from pgasdl.runtime.mpi.shutdown import finish_at_exit
 
@@ -34,7 +34,7 @@ class CommunicatorState:
     def arrive(self, comm: MPI.Intracomm, seconds: float) -> None:
         """Wait until every rank is in init: collective calls that block come only after this.
 
-        After a Timeout the next call waits on.
+        After a timeout the next call waits on.
         """
         # A begun barrier cannot be cancelled.
         arriving = self._arriving or (self.comm if self._complete else comm).Ibarrier()
@@ -43,7 +43,7 @@ class CommunicatorState:
         while not arriving.Test():
             if time.monotonic() > deadline:
                 others = [rank for rank in range(comm.size) if rank != comm.rank]
-                raise Timeout(
+                raise PgasTimeoutError(
                     f"init on rank {comm.rank} of {comm.size}: not all of rank "
                     f"{', '.join(map(str, others[:16]))} came within {seconds:g} s (MPI does not "
                     "tell who is missing)"

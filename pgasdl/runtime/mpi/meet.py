@@ -46,7 +46,7 @@ def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
     """Meet the ranks of a communicator, None: ``MPI.COMM_WORLD``. Collective over it.
 
     UnavailableError: there is no MPI, or it lacks a feature or sees another number of ranks.
-    Timeout: a rank of the communicator did not come. ConfigError: rank and size are given, too, and
+    PgasTimeoutError: a rank of the communicator did not come. ConfigError: rank and size are given, too, and
     differ from the communicator's. BootstrapError: PGASDL_SECRET_FILE is no secret, or not the same
     on all ranks.
     """

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pgasdl import _native
-from pgasdl.errors import PeerLost
+from pgasdl.errors import PeerLostError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -57,7 +57,7 @@ def _end() -> None:
         return
     error: BaseException | None = getattr(sys, "last_value", None)
     if _losses or (error is not None and MPI.COMM_WORLD.size > 1):
-        own = error is not None and not isinstance(error, PeerLost)
+        own = error is not None and not isinstance(error, PeerLostError)
         _abort(MPI.COMM_WORLD, error if own else None)
     for world in _worlds:
         world.finish(_END_SECONDS)

@@ -76,7 +76,7 @@ def attach(
         The optimizer has parameters that are not the model's, one is attached already, the
         optimizer needs kind "average", or wraps another one (Accelerate's, Lightning's), or the
         model has a :class:`DistributedLinear`, which exchanges its own gradients.
-    BufferRefused
+    BufferRefusedError
         A parameter that is on another device, has sparse gradients, no shape yet, or a dtype that
         cannot be reduced; names it.
     MismatchError

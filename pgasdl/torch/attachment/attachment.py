@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pgasdl.context import Context
-from pgasdl.errors import BufferRefused, ConfigError, PlanError
+from pgasdl.errors import BufferRefusedError, ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.guards import guard
@@ -99,7 +99,7 @@ class Attachment:
         """Refuse a gradient before it is added to memory that is not this rank's to change."""
         name = layer.names[number]
         if gradient.layout is not torch.strided:
-            raise BufferRefused(
+            raise BufferRefusedError(
                 f"parameter {name} gets a sparse gradient: use it with sparse=False"
             )
         if layer.step is not None:
@@ -280,9 +280,9 @@ class Attachment:
         ------
         ConfigError
             The kind is "update", in which no rank has the whole mean.
-        Timeout
+        PgasTimeoutError
             Names what is missing; the next call continues.
-        PeerLost
+        PeerLostError
             A rank died.
         MismatchError
             Ranks disagree on what they do.
@@ -305,7 +305,7 @@ class Attachment:
         ------
         PlanError
             In kind "update", after a backward without a step.
-        Timeout, PeerLost, MismatchError, ClosedError
+        PgasTimeoutError, PeerLostError, MismatchError, ClosedError
             As :meth:`wait`.
         """
         for layer in self._layers:
@@ -331,7 +331,7 @@ class Attachment:
 
         Raises
         ------
-        Timeout, PeerLost, MismatchError, ClosedError
+        PgasTimeoutError, PeerLostError, MismatchError, ClosedError
             As :meth:`wait`.
         """
         self._leave_out()
@@ -348,7 +348,7 @@ class Attachment:
 
         Raises
         ------
-        Timeout, PeerLost, MismatchError, ClosedError
+        PgasTimeoutError, PeerLostError, MismatchError, ClosedError
             As :meth:`wait`. Model and optimizer are given back all the same.
         """
         if not self._layer_of:

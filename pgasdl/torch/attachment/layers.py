@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pgasdl.buffers import as_numpy_dtype, native_dtype
-from pgasdl.errors import BufferRefused, ConfigError, PlanError
+from pgasdl.errors import BufferRefusedError, ConfigError, PlanError
 from pgasdl.torch.attachment.guards import guard, release, tell_gradient
 from pgasdl.training.passenger import Passenger
 
@@ -312,12 +312,14 @@ def _dense(tensor: Tensor) -> bool:
 def find_layers(model: nn.Module, optimizer: Optimizer) -> list[ModelLayer]:
     """Return the layers of all parameters that the optimizer trains, in the model's order.
 
-    ConfigError: the optimizer has a parameter that the model lacks. BufferRefused: a parameter
+    ConfigError: the optimizer has a parameter that the model lacks. BufferRefusedError: a parameter
     cannot be exchanged; names it.
     """
     for name, each in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(each):
-            raise BufferRefused(f"{name} has no shape yet: call the model once, then attach it")
+            raise BufferRefusedError(
+                f"{name} has no shape yet: call the model once, then attach it"
+            )
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     layers: dict[tuple[nn.Module, torch.dtype], ModelLayer] = {}
     layer_of: dict[nn.Parameter, ModelLayer] = {}
@@ -338,7 +340,9 @@ def find_layers(model: nn.Module, optimizer: Optimizer) -> list[ModelLayer]:
     for layer in layers.values():
         for name, each in zip(layer.names, layer.parameters, strict=True):
             if each.device != next(iter(layer_of)).device:
-                raise BufferRefused(f"parameter {name} is on {each.device}, others are elsewhere")
+                raise BufferRefusedError(
+                    f"parameter {name} is on {each.device}, others are elsewhere"
+                )
     require_in(layer_of.keys(), optimizer)
     if not layers:
         raise ConfigError("the optimizer trains nothing: no parameter of it requires a gradient")
@@ -366,9 +370,13 @@ def require_in(known: Any, optimizer: Optimizer) -> None:
 
 def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter) -> None:
     if parameter.device.type not in ("cpu", "cuda"):
-        raise BufferRefused(f"parameter {name} is on {parameter.device}: host or CUDA memory works")
+        raise BufferRefusedError(
+            f"parameter {name} is on {parameter.device}: host or CUDA memory works"
+        )
     if getattr(module, "sparse", False):
-        raise BufferRefused(f"parameter {name} has sparse gradients: make it with sparse=False")
+        raise BufferRefusedError(
+            f"parameter {name} has sparse gradients: make it with sparse=False"
+        )
     if isinstance(module, torch.jit.ScriptModule):
         raise ConfigError(
             f"parameter {name} is used by scripted code, which does not tell of it: attach the "
@@ -378,5 +386,5 @@ def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter)
         raise ConfigError(f"parameter {name} is attached already: detach that first")
     try:
         native_dtype(as_numpy_dtype(parameter.dtype))
-    except (BufferRefused, TypeError) as error:
-        raise BufferRefused(f"parameter {name}: {error}") from None
+    except (BufferRefusedError, TypeError) as error:
+        raise BufferRefusedError(f"parameter {name}: {error}") from None

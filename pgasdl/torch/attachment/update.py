@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from pgasdl import _native
 from pgasdl.context import Context
-from pgasdl.errors import ConfigError, PlanError, Timeout
+from pgasdl.errors import ConfigError, PgasTimeoutError, PlanError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.kinds import Kind
@@ -174,7 +174,7 @@ class Update(Kind):
         try:
             for layer in members:
                 self._marks.wait(layer.index, timeout=timeout)
-        except Timeout:
+        except PgasTimeoutError:
             if timeout != 0:
                 raise
             return False

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 
 
 def options_of(
@@ -44,7 +44,7 @@ def message_of(tensors: list[Tensor]) -> Tensor:
     if not tensor.is_contiguous():
         raise ValueError("a message has to be contiguous: send tensor.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
-        raise BufferRefused("a message has to be as in memory: send tensor.resolve_conj()")
+        raise BufferRefusedError("a message has to be as in memory: send tensor.resolve_conj()")
     return tensor
 
 
@@ -68,7 +68,7 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
 def require_unshared(tensor: Tensor) -> None:
     """Refuse a result whose elements share their memory."""
     if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"a result in an expanded tensor, of shape {list(tensor.shape)}, whose elements "
             "share memory: give tensor.contiguous()"
         )
@@ -80,15 +80,15 @@ def require_host(tensor: Tensor) -> None:
     if where.type != "cpu":
         if where.type == "cuda":
             raise on_several(("cpu", str(where)))
-        raise BufferRefused(
+        raise BufferRefusedError(
             f"a tensor on {where}: backend pgasdl takes those of the host and of CUDA"
         )
 
 
-def on_several(devices: Iterable[str]) -> BufferRefused:
+def on_several(devices: Iterable[str]) -> BufferRefusedError:
     """Return the error for tensors on several devices."""
     found = " and ".join(sorted(devices))
-    return BufferRefused(f"tensors on {found} in one call: give all on one device")
+    return BufferRefusedError(f"tensors on {found} in one call: give all on one device")
 
 
 def on_device(tensor: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _has_memory(tensor: Tensor) -> bool:
 def _require_dense(tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else f"{tensor.layout}, {tensor.dtype}"
-        raise BufferRefused(f"a tensor ({kind}) that is no dense array of numbers")
+        raise BufferRefusedError(f"a tensor ({kind}) that is no dense array of numbers")
 
 
 def _alias(tensor: Tensor) -> Tensor:
@@ -131,8 +131,8 @@ def _alias(tensor: Tensor) -> Tensor:
     raise _without_memory(tensor)
 
 
-def _without_memory(tensor: Tensor) -> BufferRefused:
-    return BufferRefused(f"a tensor without memory ({type(tensor).__name__})")
+def _without_memory(tensor: Tensor) -> BufferRefusedError:
+    return BufferRefusedError(f"a tensor without memory ({type(tensor).__name__})")
 
 
 def require_alike(tensor: Tensor, others: Sequence[Tensor], count: int | None = None) -> None:

@@ -23,7 +23,7 @@ from pgasdl.collectives.allreduce import Allreduces
 from pgasdl.collectives.bound import reduction_of
 from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
-from pgasdl.errors import MismatchError, Timeout
+from pgasdl.errors import MismatchError, PgasTimeoutError
 from pgasdl.group import Group
 from pgasdl.plans.algorithms.pairwise import Blocks
 from pgasdl.torch import streams
@@ -255,10 +255,10 @@ class Collectives:
             answer = bytes_of(torch.zeros(1, dtype=torch.uint8, device="cpu"))
             try:
                 self._messages.wait(self._messages.receive(0, tag, answer), seconds)
-            except Timeout:
+            except PgasTimeoutError:
                 answer[0] = 0
             if not answer[0]:
-                raise Timeout(
+                raise PgasTimeoutError(
                     f"Rank {self._group.rank} successfully reached monitoredBarrier, but received "
                     "errors while waiting for send/recv from rank 0: not all ranks reached it"
                 )
@@ -269,7 +269,7 @@ class Collectives:
             self._messages.send(peer, tag, passed)
         if missing:
             ranks = "Rank " if len(missing) == 1 else "Ranks "
-            raise Timeout(
+            raise PgasTimeoutError(
                 f"{ranks}{', '.join(map(str, missing))} failed to pass monitoredBarrier in "
                 f"{1e3 * seconds:.0f} ms: Rank 0 timed out in monitoredBarrier"
             )
@@ -283,7 +283,7 @@ class Collectives:
         for peer, message in received.items():
             try:
                 self._messages.wait(message, max(0.0, deadline - time.monotonic()))
-            except Timeout:
+            except PgasTimeoutError:
                 absent.append(peer)
                 if not all_of_them:
                     break
@@ -395,14 +395,14 @@ class Collectives:
         self._go_on(reduce, deadline)
 
     def _go_on(self, call: Callable[[float], None], deadline: float) -> None:
-        """Make a call, which goes on where a Timeout ended it, until it is over."""
+        """Make a call, which goes on where a timeout ended it, until it is over."""
         while True:
             if self._stopped is not None:
                 raise self._stopped
             left = deadline - time.monotonic()
             try:
                 call(LOOK_SECONDS if left > LOOK_SECONDS else max(0.0, left))
-            except Timeout:
+            except PgasTimeoutError:
                 if left <= 0:
                     raise
             else:

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from pgasdl import _native
 from pgasdl.config import Config
 from pgasdl.context import Context, current
-from pgasdl.errors import BootstrapError, ConfigError, PgasError, Timeout
+from pgasdl.errors import BootstrapError, ConfigError, PgasError, PgasTimeoutError
 from pgasdl.group import Group
 from pgasdl.runtime import bootstrap
 from pgasdl.runtime.init import start_joined
@@ -163,7 +163,7 @@ def _introduced(store: Any, rank: int, size: int) -> Iterator[Launch]:
             hosts = [store.get(f"pgasdl/host/{other}") for other in range(size)]
             job = store.get("pgasdl/job").decode()
         except RuntimeError as error:
-            raise Timeout(
+            raise PgasTimeoutError(
                 f"rank {rank}: not all {size} ranks came to the store: {error}"
             ) from error
         near = [other for other in range(size) if hosts[other] == hosts[rank]]

@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from pgasdl.context import Context
-from pgasdl.errors import ClosedError, MismatchError, PeerLost, PgasError, QueueFull, Timeout
+from pgasdl.errors import (
+    ClosedError,
+    MismatchError,
+    PeerLostError,
+    PgasError,
+    PgasTimeoutError,
+    QueueFullError,
+)
 from pgasdl.group import Group
 from pgasdl.torch.backend.message import SLOTS, Arrival, Bytes, Message, Peer
 
@@ -99,7 +106,7 @@ class Messages:
         return message
 
     def wait(self, message: Message, seconds: float) -> None:
-        """Wait until ``message`` is done; after a Timeout a caller may wait again.
+        """Wait until ``message`` is done; after a timeout a caller may wait again.
 
         MismatchError: its size differs from the receiver's memory.
         """
@@ -112,7 +119,7 @@ class Messages:
                     if message.over:
                         break
                     who = "any member" if message.peer is None else self._name(message.peer)
-                    raise Timeout(
+                    raise PgasTimeoutError(
                         f"rank {self._context.rank}: the message with tag {message.tag} from or to "
                         f"{who} was not complete within {seconds:g} s: {message.moved} of "
                         f"{message.memory.nbytes} bytes were moved"
@@ -190,9 +197,9 @@ class Messages:
             self._changed.release()
         try:
             return self._context.notify_waitsome(self._segment, timeout=seconds)
-        except Timeout:
+        except PgasTimeoutError:
             return None
-        except PeerLost:
+        except PeerLostError:
             if len(self._left()) < len(self._peers) - 1:
                 raise
             time.sleep(seconds)  # all others have left: only this rank can still send
@@ -230,7 +237,7 @@ class Messages:
             piece = message.memory[message.moved : message.moved + length]
             try:
                 self._post(peer, slot, _HEADER.pack(*numbers), piece)
-            except PeerLost as error:
+            except PeerLostError as error:
                 if peer not in self._left():
                     raise
                 while to.sending:
@@ -263,7 +270,7 @@ class Messages:
     def _when_there_is_room(self, post: Callable[[], None]) -> None:
         try:
             post()
-        except QueueFull:
+        except QueueFullError:
             self._context.wait()
             post()
 
@@ -343,7 +350,7 @@ class Messages:
         rank = self._group.ranks[peer]
         try:
             self._when_there_is_room(lambda: self._context.notify(rank, self._segment, credit))
-        except PeerLost:
+        except PeerLostError:
             if peer not in self._left():
                 raise
 
@@ -361,7 +368,7 @@ class Messages:
             if message.peer in left or (message.peer is None and nobody):
                 peer = left[0] if message.peer is None else message.peer
                 message.end(
-                    PeerLost(
+                    PeerLostError(
                         f"{self._name(peer)} has left: the message with tag {message.tag} from or "
                         f"to it will not be complete, {message.moved} of {message.memory.nbytes} "
                         "bytes were moved",

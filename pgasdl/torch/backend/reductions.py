@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from pgasdl import _native
 from pgasdl.buffers import DTYPES, as_numpy_dtype, native_dtype
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 
 # PyTorch's stubs know neither the kinds nor an operator's attributes.
 ReduceOp: Any = distributed.ReduceOp
@@ -57,7 +57,7 @@ def _without_factor(number: int, dtype: torch.dtype) -> Reduction:
 
 
 class Reduction:
-    """An operator for tensors of one dtype; BufferRefused: there is no such reduction.
+    """An operator for tensors of one dtype; BufferRefusedError: there is no such reduction.
 
     ``native`` and ``dtype`` are the core's names, None and "" where the core cannot reduce it.
     ``prepares``: each rank multiplies by its own ``factor`` first.
@@ -70,9 +70,9 @@ class Reduction:
         floats = dtype.is_floating_point or dtype.is_complex
         bits = kind in (Kind.BAND, Kind.BOR, Kind.BXOR)
         if (floats and bits) or (not floats and kind == Kind.AVG):
-            raise BufferRefused(f"{name} of {dtype} is not defined")
+            raise BufferRefusedError(f"{name} of {dtype} is not defined")
         if dtype.is_complex and kind in (Kind.MIN, Kind.MAX):
-            raise BufferRefused(f"{name} of {dtype} is not defined: it has no order")
+            raise BufferRefusedError(f"{name} of {dtype} is not defined: it has no order")
         self.prepares = factor is not None
         self._by_parts = dtype.is_complex and kind in (Kind.SUM, Kind.AVG)
         if self._by_parts:  # complex numbers as pairs of real ones
@@ -82,9 +82,9 @@ class Reduction:
         self.native = NATIVE.get(kind) if dtype in _CORES else None
         self.dtype = "" if self.native is None else native_dtype(as_numpy_dtype(dtype))
         if factor is not None and not _scales(factor, dtype):
-            raise BufferRefused(f"{name} of {dtype} with factor {factor} is not possible")
+            raise BufferRefusedError(f"{name} of {dtype} with factor {factor} is not possible")
         if self.native is None and not _combines(self._kind, dtype):
-            raise BufferRefused(f"{name} of {dtype} is not possible")
+            raise BufferRefusedError(f"{name} of {dtype} is not possible")
 
     def numbers(self, tensor: Tensor) -> Tensor:
         """Return the numbers of a contiguous tensor, as they are reduced."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgasdl.errors import BufferRefused
+from pgasdl.errors import BufferRefusedError
 from pgasdl.torch.backend.arguments import contiguous, require_host
 from pgasdl.torch.backend.collectives import Collectives, block_of, cut, rows
 from pgasdl.torch.backend.reductions import Kind, ReduceOp
@@ -18,14 +18,16 @@ def require_summable(tensor: Tensor, op: Any) -> None:
     """Refuse what :func:`add_up` cannot add up."""
     kind = op.op if isinstance(op, ReduceOp) else op
     if kind != Kind.SUM:
-        raise BufferRefused(f"{kind.name} of sparse tensors is not defined: they can be summed")
+        raise BufferRefusedError(
+            f"{kind.name} of sparse tensors is not defined: they can be summed"
+        )
     require_host(tensor)
     place = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
     number = torch.zeros(1, dtype=tensor.dtype, device="cpu")
     try:
         torch.sparse_coo_tensor(place, number, (1,)).coalesce()
     except RuntimeError as error:
-        raise BufferRefused(f"a sparse tensor of {tensor.dtype}: {error}") from error
+        raise BufferRefusedError(f"a sparse tensor of {tensor.dtype}: {error}") from error
 
 
 def add_up(collectives: Collectives, tensor: Tensor, size: int, seconds: float) -> None:

@@ -24,7 +24,7 @@ def main(goes_on: bool) -> None:
     ctx = pgasdl.init()
     exchange = pgasdl.GradientExchange(ctx, [((50_000,), "f4")] * 3)
     say("training")
-    with suppress(pgasdl.PeerLost):
+    with suppress(pgasdl.PeerLostError):
         while True:
             for layer in range(3):
                 exchange.ready(layer)
@@ -32,7 +32,7 @@ def main(goes_on: bool) -> None:
     if goes_on:
         group = ctx.survivors()
         pgasdl.GradientExchange(ctx, [((5,), "f4")], group=group).close()
-    with suppress(pgasdl.PeerLost):
+    with suppress(pgasdl.PeerLostError):
         exchange.close()
     ctx.close()
     say("closed", held=sorted(link for _, link in descriptors() - before))

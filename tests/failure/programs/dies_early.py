@@ -11,7 +11,7 @@ from rank_tools import report, say, until
 
 import pgasdl
 import pgasdl.context
-from pgasdl import PeerLost, PgasError
+from pgasdl import PeerLostError, PgasError
 from pgasdl.context import Context
 
 IN = {
@@ -54,7 +54,7 @@ def main(step: str, victim: int) -> None:
                 until(lambda: ctx.health()[victim] != "healthy", 2)
                 say("health", health=ctx.health())
     except PgasError as error:
-        rank = error.rank if isinstance(error, PeerLost) else None
+        rank = error.rank if isinstance(error, PeerLostError) else None
         say("refused", kind=type(error).__name__, rank=rank, text=str(error))
 
 

@@ -7,7 +7,7 @@ import itertools
 from rank_tools import report, say
 
 import pgasdl
-from pgasdl import PeerLost
+from pgasdl import PeerLostError
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
                 if number == 3:
                     say("working")
                 ctx.group(range(ctx.size)).delete()
-        except PeerLost as error:
+        except PeerLostError as error:
             report(ctx, error)
         group = ctx.survivors()
         group.barrier()

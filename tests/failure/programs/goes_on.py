@@ -8,7 +8,7 @@ import numpy as np
 from rank_tools import report, say
 
 import pgasdl
-from pgasdl import Context, Group, PeerLost
+from pgasdl import Context, Group, PeerLostError
 
 
 def regroup(ctx: Context) -> Group:
@@ -18,7 +18,7 @@ def regroup(ctx: Context) -> Group:
             group = ctx.survivors()
             group.barrier()
             return group
-        except PeerLost as error:
+        except PeerLostError as error:
             report(ctx, error, "again")
 
 
@@ -60,7 +60,7 @@ def main(losses: int) -> None:
                 while True:
                     group.barrier()
                     group.allreduce(np.arange(10))
-            except PeerLost as error:
+            except PeerLostError as error:
                 report(ctx, error)
             group = regroup(ctx)
             say(f"recovered {loss}", **use(ctx, group), health=ctx.health())

@@ -8,7 +8,7 @@ import numpy as np
 from rank_tools import say
 
 import pgasdl
-from pgasdl import PeerLost
+from pgasdl import PeerLostError
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
             while True:
                 ctx.allreduce(array, op="mean", plan="gdraa")
                 group.barrier()
-        except PeerLost as error:
+        except PeerLostError as error:
             say("lost", rank=error.rank, text=str(error))
             raise
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pgasdl
-from pgasdl import PeerLost
+from pgasdl import PeerLostError
 
 
 def say(event: str, **data: Any) -> None:
@@ -31,7 +31,7 @@ def report(ctx: pgasdl.Context, error: BaseException, event: str = "lost") -> No
     say(
         event,
         kind=type(error).__name__,
-        rank=error.rank if isinstance(error, PeerLost) else None,
+        rank=error.rank if isinstance(error, PeerLostError) else None,
         text=str(error),
         health=ctx.health(),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from rank_tools import report, say
 
 import pgasdl
-from pgasdl import PeerLost
+from pgasdl import PeerLostError
 from pgasdl.input import Records
 
 
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
             while True:
                 ctx.barrier()
                 read_all(records, folder)
-        except PeerLost as error:
+        except PeerLostError as error:
             report(ctx, error)
         read_all(records, folder)
         say("alone")

@@ -36,7 +36,7 @@ def main(how: str) -> None:
         elif how == "caught":
             try:
                 ctx.notify_waitsome(segment, 7, 1, timeout=0.05)
-            except pgasdl.Timeout:
+            except pgasdl.PgasTimeoutError:
                 say("caught")
             ctx.barrier()
         elif how == "lost":

@@ -16,7 +16,7 @@ import numpy as np
 from rank_tools import say
 
 import pgasdl
-from pgasdl import Context, GradientExchange, Timeout
+from pgasdl import Context, GradientExchange, PgasTimeoutError
 
 
 def held() -> dict[str, int]:
@@ -76,7 +76,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
         each.delete()
 
     def errors() -> None:
-        with contextlib.suppress(Timeout):
+        with contextlib.suppress(PgasTimeoutError):
             ctx.notify_waitsome(kept, 1, 1, timeout=0)
         ctx.health()
         ctx.flight_record()

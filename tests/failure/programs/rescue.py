@@ -12,7 +12,7 @@ import numpy as np
 from rank_tools import report, say
 
 import pgasdl
-from pgasdl import PeerLost
+from pgasdl import PeerLostError
 
 STEPS = 10
 
@@ -32,7 +32,7 @@ def main(victim: int) -> None:
                 if step == 5 and ctx.rank == victim:
                     say("dying")
                     os._exit(1)
-        except PeerLost as error:
+        except PeerLostError as error:
             report(ctx, error)
         group = ctx.survivors()
         # The idle rank learns which step the others were at.

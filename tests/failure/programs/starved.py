@@ -17,5 +17,5 @@ with pgasdl.init() as ctx:
         if ctx.rank > 1:
             time.sleep(1000)
         ctx.notify_waitsome(segment)
-    except pgasdl.PeerLost as error:
+    except pgasdl.PeerLostError as error:
         report(ctx, error)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rank_tools import report, say
 
 import pgasdl
-from pgasdl import ClosedError, PeerLost, PgasError
+from pgasdl import ClosedError, PeerLostError, PgasError
 
 
 def main(seconds: float) -> None:
@@ -43,7 +43,7 @@ def main(seconds: float) -> None:
                 assert ctx.notify_reset(segment, 5) == step
                 ctx.barrier()
             say("complete", steps=step, total=total, health=ctx.health())
-        except PeerLost as error:
+        except PeerLostError as error:
             report(ctx, error)
             if error.rank != ctx.rank:
                 # Nothing that the fenced rank tries from here on may change these bytes.
@@ -60,7 +60,10 @@ def main(seconds: float) -> None:
 
 
 def fenced(
-    ctx: pgasdl.Context, segment: pgasdl.Segment, array: npt.NDArray[np.float32], error: PeerLost
+    ctx: pgasdl.Context,
+    segment: pgasdl.Segment,
+    array: npt.NDArray[np.float32],
+    error: PeerLostError,
 ) -> None:
     """Try everything that a fenced rank could try."""
     attempts = {
@@ -84,7 +87,7 @@ def fenced(
         try:
             attempt()
             ends[name] = "allowed"
-        except PeerLost as lost:
+        except PeerLostError as lost:
             ends[name] = "fenced" if lost.rank == ctx.rank else str(lost)
         except (PgasError, ClosedError) as other:
             ends[name] = repr(other)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rank_tools import report, say, until
 
 import pgasdl
-from pgasdl import PgasError, Timeout
+from pgasdl import PgasError, PgasTimeoutError
 
 OFFER = struct.Struct("16siII")
 
@@ -38,7 +38,7 @@ def main() -> None:
         if ctx.rank == 1:
             try:
                 ctx.segment(4096, timeout=0)
-            except Timeout:
+            except PgasTimeoutError:
                 say("offered")
             forge(
                 ctx._job.store.token, before.id + ctx.size + ctx.rank

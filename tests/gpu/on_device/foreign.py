@@ -70,7 +70,7 @@ def told_bind(
     """Bind 256 KiB or more of float32, and put from rank 0 to rank 1, or see it refused."""
     try:
         segment = ctx.bind(buffer)
-    except (pgasdl.UnavailableError, pgasdl.BufferRefused) as refused:
+    except (pgasdl.UnavailableError, pgasdl.BufferRefusedError) as refused:
         tell.check(f"{name} is refused", binds is not True, error=f"{refused}")
         return
     ctx.barrier()

@@ -65,7 +65,9 @@ def rank(ctx: Any, tell: Tell, *, what: str, name: str) -> None:
     except pgasdl.PgasError as lost:
         error = type(lost).__name__
     tell(name, went_on, "s from the kill to the stream's going on", error=error)
-    tell.check(f"{name}: the next call raises", error in ("PeerLost", "Timeout"), error=error)
+    tell.check(
+        f"{name}: the next call raises", error in ("PeerLostError", "PgasTimeoutError"), error=error
+    )
     # The device still works.
     found = Array(count, np.float32).values(Stream())
     assert len(found) == count

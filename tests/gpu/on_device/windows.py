@@ -249,11 +249,11 @@ def refusals(ctx: Any, tell: Tell) -> None:
     peer, plain = 1 - ctx.rank, torch.zeros(8, device="cuda")
     memory = symm_mem.empty(8, dtype=torch.float32, device="cuda", group=ctx)
     window, handle = Window(ctx, memory), symm_mem.rendezvous(memory, ctx)
-    with refused(pgasdl.BufferRefused, "not made by symmetric_memory"):
+    with refused(pgasdl.BufferRefusedError, "not made by symmetric_memory"):
         symm_mem.rendezvous(plain, ctx)
-    with refused(pgasdl.BufferRefused, "not contiguous"):
+    with refused(pgasdl.BufferRefusedError, "not contiguous"):
         window.put(plain[::2], peer, 0)
-    with refused(pgasdl.BufferRefused, "float64 into the window"):
+    with refused(pgasdl.BufferRefusedError, "float64 into the window"):
         window.put(plain.double(), peer, 0)
     with refused(pgasdl.SegmentError, "leaves the window"):
         window.put(plain, peer, 1)

@@ -143,7 +143,7 @@ def bound(ctx: Any) -> None:
 def pool(ctx: Any) -> None:
     """Arrays of the pool lie elsewhere on each rank, and are used again when they are gone."""
     stream = Stream()
-    with contextlib.suppress(pgasdl.PoolFull):
+    with contextlib.suppress(pgasdl.PoolFullError):
         cut(ctx, 1, np.float32)
         raise AssertionError("an array was cut from no pool")
     for _ in range(2):
@@ -172,7 +172,7 @@ def pool(ctx: Any) -> None:
         handle.close()
         host.close()
         del handle, host, array, padding, on_host
-    with contextlib.suppress(pgasdl.PoolFull):
+    with contextlib.suppress(pgasdl.PoolFullError):
         cut(ctx, 1 << 17, np.uint8).keep = cut(ctx, 1 << 17, np.uint8), cut(ctx, 1, np.uint8)
         raise AssertionError("more was cut than there is")
     assert "on cuda:0 in 2 segments" in ctx.describe()

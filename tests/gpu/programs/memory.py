@@ -66,7 +66,7 @@ def interfaces(ctx: Any) -> None:
     lies = interface | {"data": (host.ctypes.data, False), "shape": (64,)}
     lying = SimpleNamespace(__cuda_array_interface__=lies)
     assert "not memory of a GPU" in refusal(
-        pgasdl.BufferRefused, lambda: memory_of(lying, device=True)
+        pgasdl.BufferRefusedError, lambda: memory_of(lying, device=True)
     )
     ctx.barrier()
 
@@ -100,10 +100,10 @@ def refusals(ctx: Any) -> None:
         lambda: segment.copy_from(segment),
         lambda: segment.copy_to(segment),
     ):
-        assert "only host memory works here" in refusal(pgasdl.BufferRefused, call)
+        assert "only host memory works here" in refusal(pgasdl.BufferRefusedError, call)
     for reduce in (ctx.allreduce, ctx.allreduce_handle):
         array = Array(8, np.float32, segment.address)
-        seen = refusal(pgasdl.BufferRefused, lambda: reduce(array, "max"))  # noqa: B023
+        seen = refusal(pgasdl.BufferRefusedError, lambda: reduce(array, "max"))  # noqa: B023
         assert "a GPU does sums and means" in seen
     seen = refusal(pgasdl.UnavailableError, lambda: ctx.segment(8, device="cuda:2"))
     assert seen == "device cuda:2: this process sees cuda:0 (Fake 0), cuda:1 (Fake 1)"

@@ -89,7 +89,7 @@ def resets(ctx: Any) -> None:
     stream.synchronize()
     try:
         raise AssertionError(f"flag {ctx.notify_waitsome(segment, 1, 1, timeout=2.5)} is nobody's")
-    except pgasdl.Timeout:
+    except pgasdl.PgasTimeoutError:
         pass
     ctx.notify_reset_on(stream, segment, 1)
     stream.synchronize()

@@ -10,7 +10,7 @@ import numpy as np
 import pgasdl
 
 with pgasdl.init(log="warning") as ctx:
-    with contextlib.suppress(pgasdl.PeerLost):
+    with contextlib.suppress(pgasdl.PeerLostError):
         ctx.barrier()
         if ctx.rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ for windows in ("created", "allocated") * 2:
             ctx.barrier()
             if windows == "created":
                 raise ZeroDivisionError
-    except (ZeroDivisionError, pgasdl.PeerLost) as error:
+    except (ZeroDivisionError, pgasdl.PeerLostError) as error:
         # A rank may fail once it has left the barrier while another one still waits there for a
         # third: that one fails with the first.
         if windows != "created":

@@ -64,7 +64,7 @@ def main() -> None:
         try:
             while ctx.notify_waitsome(segment) is not None:
                 ctx.notify_reset(segment, 1)
-        except pgasdl.PeerLost as error:
+        except pgasdl.PeerLostError as error:
             if HOW != "stopped":
                 raise
             print(f"rank {ctx.rank} goes on without rank {error.rank}", flush=True)

@@ -30,11 +30,11 @@ def use(ctx: pgasdl.Context, group: pgasdl.Group, segment: pgasdl.Segment, mark:
 
 
 def too_late(ctx: pgasdl.Context, group: pgasdl.Group, seconds: float) -> None:
-    """One more try to create a segment, which ends in Timeout."""
+    """One more try to create a segment, which ends in PgasTimeoutError."""
     begin = time.monotonic()
     try:
         ctx.segment(64, group=group, timeout=seconds)
-    except pgasdl.Timeout:
+    except pgasdl.PgasTimeoutError:
         assert time.monotonic() - begin < 20, "not by its own timeout"
         return
     raise AssertionError("a member came that could not")
