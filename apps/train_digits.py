@@ -150,7 +150,7 @@ def report(ctx: pgasdl.Context, given: argparse.Namespace, training: Training) -
     ctx.allreduce(course.correct, "sum")
     waited = np.zeros(ctx.size)
     waited[ctx.rank] = trace.waiting / trace.total
-    waited = ctx.world.allreduce(waited)
+    waited = ctx.world.combine(waited)
     bits, same = digest(network), ""
     if given.check_bits:
         digests = ctx.world.allgather("weights", bits.encode())

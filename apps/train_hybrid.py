@@ -119,7 +119,7 @@ def train(kind: str, ctx: pgasdl.Context, given: argparse.Namespace) -> Run:
             run.seconds = time.monotonic() - began
             traffic = (ctx.counters() - before).total
             run.moved = traffic.bytes_written + traffic.bytes_read
-            run.losses.append(float(ctx.world.allreduce(np.array([loss.item()]), "mean")[0]))
+            run.losses.append(float(ctx.world.combine(np.array([loss.item()]), "mean")[0]))
     for what, layers in (("shared", shared), ("spread", nn.ModuleList(spread))):
         run.held[what] = 3 * sum(each.nbytes for each in layers.parameters())
     return run

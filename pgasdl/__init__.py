@@ -75,13 +75,13 @@ _HOMES = {
         "NotificationError",
         "PeerLostError",
         "PgasError",
+        "PgasTimeoutError",
         "PlanError",
         "PoolFullError",
         "QueueError",
         "QueueFullError",
         "RankError",
         "SegmentError",
-        "PgasTimeoutError",
         "UnavailableError",
     ],
     "footprint": ["Footprint"],
@@ -107,7 +107,9 @@ def __getattr__(name: str) -> Any:
         return version("pgasdl")
     module = _HOME_OF.get(name)
     if module is None:
-        raise AttributeError(f"module 'pgasdl' has no attribute {name!r}")
+        from pgasdl.errors import of_old_name
+
+        return of_old_name(name, "pgasdl")
     value = getattr(import_module(f"pgasdl.{module}"), name)
     globals()[name] = value
     return value

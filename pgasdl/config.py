@@ -48,7 +48,7 @@ class Limits:
     list_elements : int
         Transfers in one list operation.
     allreduce_bytes : int
-        Largest piece of :meth:`Group.allreduce` that travels at once.
+        Largest piece of :meth:`Group.combine` that travels at once.
     """
 
     notifications: int

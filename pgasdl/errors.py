@@ -1,10 +1,36 @@
 """Every exception that pgasdl raises, its meaning, and the caller's remedy.
 
 Each derives from :class:`PgasError` and from the nearest builtin, so that code which does not know
-pgasdl (``except TimeoutError``) handles it correctly.
+pgasdl (``except TimeoutError``) handles it correctly. Names end in Error, as PEP 8 wants; those of
+before 0.2 name the same classes, with a DeprecationWarning.
 """
 
 from __future__ import annotations
+
+import warnings
+
+# Python has a TimeoutError, which a name of ours must not hide.
+RENAMED = {
+    "BufferRefused": "BufferRefusedError",
+    "PeerLost": "PeerLostError",
+    "PoolFull": "PoolFullError",
+    "QueueFull": "QueueFullError",
+    "Timeout": "PgasTimeoutError",
+}
+
+
+def __getattr__(name: str) -> type[PgasError]:
+    return of_old_name(name, __name__)
+
+
+def of_old_name(name: str, module: str) -> type[PgasError]:
+    """Return the class that had a name before 0.2, and warn the caller of its caller."""
+    if name not in RENAMED:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    new = RENAMED[name]
+    warnings.warn(f"{module}.{name} is {module}.{new} now", DeprecationWarning, stacklevel=3)
+    found: type[PgasError] = globals()[new]
+    return found
 
 
 class PgasError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -117,12 +118,13 @@ class Group:
         """
         self.core.barrier(timeout=timeout)
 
-    def allreduce(
+    def combine(
         self, array: npt.ArrayLike, op: Operator = "sum", *, timeout: float | None = None
     ) -> Array:
-        """Combine every member's array, element by element, in the order of the ranks.
+        """Return the combination of every member's array, in the order of the ranks. Collective.
 
-        It is for small arrays. Use :meth:`Context.allreduce` for gradients.
+        It is for small arrays and numbers, which it leaves as they are. For gradients use
+        :meth:`Context.allreduce`, which replaces the array: ``ctx.allreduce(array, group=group)``.
 
         Parameters
         ----------
@@ -171,11 +173,23 @@ class Group:
                 raise BufferRefusedError("the mean of integers is not an integer: sum, then divide")
         if source.dtype.hasobject:
             raise BufferRefusedError("an array of Python objects cannot leave its process")
-        signature = f"allreduce {name} {source.dtype} {source.shape}"
+        signature = f"combine {name} {source.dtype} {source.shape}"
         blobs = self.core.allgather(
             True, signature, zlib.crc32(signature.encode()), source.tobytes(), timeout
         )
         return self._combine(blobs, source.dtype, op).reshape(source.shape)
+
+    def allreduce(
+        self, array: npt.ArrayLike, op: Operator = "sum", *, timeout: float | None = None
+    ) -> Array:
+        """Call :meth:`combine`, the name since 0.2: an allreduce works in place everywhere else."""
+        warnings.warn(
+            "Group.allreduce, which returns a new array, is Group.combine now; to reduce in place: "
+            "ctx.allreduce(array, group=group)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.combine(array, op, timeout=timeout)
 
     def _combine(self, blobs: list[bytes], dtype: np.dtype[Any], op: Operator) -> Array:
         arrays = [np.frombuffer(blob, dtype) for blob in blobs]

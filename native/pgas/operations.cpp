@@ -493,7 +493,7 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
                 text("an atomic's target is 8 bytes at a multiple of 8, not ", target.bytes,
                      " bytes at ", target.offset));
   }
-  check_bounds("target", target, there.bytes);
+  check_bounds("target", target, there.bytes, peer);
   if (there.device != kHost) {
     throw Error(ErrorKind::kUnavailable,
                 text("atomics on rank ", peer, "'s memory of a GPU (segment ", target.segment->id(),

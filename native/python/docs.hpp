@@ -20,9 +20,9 @@
   "timeout : float, optional\n    Seconds to wait for a free place; None: the context's " \
   "default, 0: one try."
 #define TIMEOUT "timeout : float, optional\n    Seconds; None: the context's default, 0: one try.\n"
-#define STREAM_LOST                                                                                \
-  "PgasTimeoutError, PeerLostError\n    An earlier stream's wait was ended without its notification, which did " \
-  "not come in time, or by\n    the loss of a rank."
+#define STREAM_LOST                                                                      \
+  "PgasTimeoutError, PeerLostError\n    An earlier stream's wait was ended without its " \
+  "notification, which did not come in time,\n    or by the loss of a rank."
 
 namespace pgasdl::docs {
 

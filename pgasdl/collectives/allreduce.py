@@ -191,6 +191,14 @@ class GroupAllreduce:
         finally:
             self._numbers.leave()
 
+    def enter(self, what: str) -> None:
+        """Raise MismatchError if another thread is in a call of this group."""
+        self._numbers.enter(what)
+
+    def leave(self) -> None:
+        """Let the next call in."""
+        self._numbers.leave()
+
     def _notice_declined(self) -> None:
         """Stop looking in the pool for arrays like that of a declined call, until it grows."""
         declined = self.calls.take_declined()

@@ -48,6 +48,7 @@ class CollectiveCalls(Part):
     def _drop(self, group: Group) -> None:
         """Give up the memory of a group that was deleted."""
         self._allreduces.drop(group)
+        self._arrays.drop(group)
         self.state.drop(group)
         self._pool.drop(group)
 
@@ -112,6 +113,111 @@ class CollectiveCalls(Part):
         """
         self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
         return array
+
+    def broadcast(
+        self, array: Any, root: int = 0, *, group: Group | None = None, timeout: float | None = None
+    ) -> Any:
+        """Replace every rank's array by that of ``root``. Collective.
+
+        Parameters
+        ----------
+        array : array_like
+            Contiguous and writable memory of the host, same size and dtype on all ranks; any dtype.
+        root : int, default 0
+            Rank of the job whose array it is; a member of the group.
+        group : Group, optional
+            None: all ranks.
+        timeout : float, optional
+            Seconds; None: the context's default. After a timeout the same call continues.
+
+        Returns
+        -------
+        object
+            ``array``.
+
+        Raises
+        ------
+        BufferRefusedError
+            Strided, read-only, or on a GPU.
+        RankError
+            ``root`` is not a member.
+        MismatchError
+            A rank is in another collective, or came with another size, dtype or root.
+        PeerLostError, PgasTimeoutError
+
+        Notes
+        -----
+        It copies through a workspace of the group, which the first call of this or of the next two
+        makes. Large arrays that are broadcast again and again: ``collective_handle("broadcast")``.
+        """
+        return self._arrays.broadcast(array, root, group or self.world, timeout)
+
+    def all_gather(
+        self,
+        array: Any,
+        out: Any = None,
+        *,
+        group: Group | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the arrays of all ranks, in the order of the ranks. Collective.
+
+        Parameters
+        ----------
+        array : array_like
+            This rank's: contiguous memory of the host, same size and dtype on all ranks; any dtype.
+        out : array_like, optional
+            Where the result goes, ``group.size`` times as long; None: a new array.
+        group, timeout
+            As for :meth:`broadcast`.
+
+        Returns
+        -------
+        object
+            ``out``, or a new array or tensor of shape ``(group.size, *array.shape)``.
+
+        Raises
+        ------
+        BufferRefusedError, MismatchError, PeerLostError, PgasTimeoutError
+            As for :meth:`broadcast`.
+        """
+        return self._arrays.all_gather(array, out, group or self.world, timeout)
+
+    def reduce_scatter(
+        self,
+        array: Any,
+        op: str = "sum",
+        out: Any = None,
+        *,
+        group: Group | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return this rank's block of the sum of all ranks' arrays. Collective.
+
+        Parameters
+        ----------
+        array : array_like
+            On the host; the first dimension is a multiple of ``group.size``. Else as for
+            :meth:`allreduce`; it is not changed.
+        op : str, default "sum"
+            As for :meth:`allreduce`.
+        out : array_like, optional
+            Where the result goes; None: a new array.
+        group, timeout
+            As for :meth:`broadcast`.
+
+        Returns
+        -------
+        object
+            ``out``, or a new array or tensor: this rank's rows of the reduction, added in the order
+            of the ranks.
+
+        Raises
+        ------
+        BufferRefusedError, MismatchError, PeerLostError, PgasTimeoutError
+            As for :meth:`broadcast`.
+        """
+        return self._arrays.reduce_scatter(array, op, out, group or self.world, timeout)
 
     def allreduce_handle(
         self,

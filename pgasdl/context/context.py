@@ -8,6 +8,7 @@ from typing import Self
 
 from pgasdl import _native
 from pgasdl.collectives.allreduce import Allreduces
+from pgasdl.collectives.arrays import ArrayCollectives
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.state import AnswerCalls, CollectiveState
 from pgasdl.config import Config, Limits
@@ -69,6 +70,7 @@ class Context(MemoryCalls, CollectiveCalls, PeerCalls, Reports, _native.ContextC
         self.state = CollectiveState(self, self.segments, policy, config.gpu_piece)
         self._pool = Pool(self.segments, self.world)
         self._allreduces = Allreduces(self.state, self.world)
+        self._arrays = ArrayCollectives(self.state)
         self.segments.watch(self._allreduces.forget)
         _native.serve_with(self, AnswerCalls(self.state), stream_handle)
         if config.progress == "thread":
@@ -89,6 +91,7 @@ class Context(MemoryCalls, CollectiveCalls, PeerCalls, Reports, _native.ContextC
             return
         self._close(failed)
         self._allreduces.clear()
+        self._arrays.clear()
         self.state.clear()
         self._pool.clear()
         self._job.leave(self, failed=failed)

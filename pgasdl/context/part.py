@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pgasdl import _native
 from pgasdl.collectives.allreduce import Allreduces
+from pgasdl.collectives.arrays import ArrayCollectives
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.state import CollectiveState
 from pgasdl.config import Config
@@ -34,3 +35,4 @@ class Part(Core):
     _job: Job
     _pool: Pool
     _allreduces: Allreduces
+    _arrays: ArrayCollectives

@@ -43,7 +43,7 @@ class Mailbox:
             self._context.wait(self._queue)
 
     def read(self, number: int) -> Command:
-        """Return a command that was, or is just being, posted; PgasTimeoutError: it has not come."""
+        """Return a command that was, or is just being, posted; raise a timeout if none comes."""
         place = number % PLACES
         if self.posts:
             length = self._lengths[place]

@@ -116,8 +116,8 @@ class TrainingJob:
         ``set`` of this name. ``evaluate`` and ``checkpoint`` are built in, without a value (None);
         other names are the program's own, with any JSON of at most 4 KiB. If a function raises, the
         error goes to the user as an event, and to the log; the training goes on, so a function
-        checks a value before it changes anything. PeerLostError, PgasTimeoutError and MismatchError end the
-        training.
+        checks a value before it changes anything. PeerLostError, PgasTimeoutError and MismatchError
+        end the training.
 
         Raises
         ------

@@ -33,6 +33,8 @@ from functools import lru_cache
 from itertools import accumulate, cycle, pairwise, takewhile
 from typing import Any
 
+from pgasdl.errors import PlanError
+
 # The kinds of results; ``results.py`` defines each, element by element. An exchange takes something
 # from every rank and leaves the same on all; the other kinds are parts of it, or stand alone.
 EXCHANGES = ("average", "sum", "update")
@@ -199,8 +201,10 @@ def begins(size: int, sizes: Sizes) -> tuple[int, ...]:
     >>> begins(7, 3), begins(7, (2, 4, 1))
     ((0, 3, 6, 7), (0, 2, 6, 7))
     """
-    each = cycle(sizes if isinstance(sizes, tuple) else (sizes,))
-    return (*takewhile(lambda begin: begin < size, accumulate(each, initial=0)), size)
+    each = sizes if isinstance(sizes, tuple) else (sizes,)
+    if min(each, default=0) < 1:
+        raise PlanError(f"groups of {sizes} ranks: each has one at least")
+    return (*takewhile(lambda begin: begin < size, accumulate(cycle(each), initial=0)), size)
 
 
 @lru_cache(1024)

@@ -59,7 +59,7 @@ class Puts:
     def settle(self, timeout: float | None) -> None:
         """Wait until streams have done the puts, and the current one all its work.
 
-        PgasTimeoutError: they have not. UnavailableError: the current stream is captured into a graph.
+        PgasTimeoutError: they have not. UnavailableError: the current stream is captured.
         """
         if self._enqueued is not None:
             self._enqueued.finish(self._context._seconds(timeout))

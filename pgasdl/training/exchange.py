@@ -25,6 +25,7 @@ from pgasdl.errors import (
     BufferRefusedError,
     ConfigError,
     PeerLostError,
+    PgasTimeoutError,
     PlanError,
     UnavailableError,
 )
@@ -292,9 +293,9 @@ class GradientExchange:
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
         """Wait until ``layer``'s mean gradient (or its new weights) is here.
 
-        Call it just before the layer's weights are next used. It returns at once for a layer that
-        has not become ready since the last wait for it. On a GPU the call waits, too, and not a
-        stream: the driver stops all other work beside a stream that waits for the host.
+        Call it just before the layer's weights are next used, but not before the first ``ready``.
+        On a GPU the call waits, too, and not a stream: the driver stops all other work beside a
+        stream that waits for the host.
 
         Parameters
         ----------
@@ -304,9 +305,10 @@ class GradientExchange:
         Raises
         ------
         PgasTimeoutError
-            Names the missing notifications; the next call continues.
+            Names the layer and a rank on which it is not ready; the next call continues.
         PlanError
-            No such layer, or others of its bucket are not ready.
+            No such layer; or it was not made ready since the last wait for it, or others of its
+            bucket were not.
         UnavailableError
             An update is due, and the current stream is captured into a CUDA graph: wait again
             outside of the capture.
@@ -318,6 +320,9 @@ class GradientExchange:
             self._schedule.wait(layer, timeout=timeout)
         except PeerLostError as error:
             raise self._explained(error) from None
+        except PgasTimeoutError as error:
+            why = f"layer {layer}: {error}; has it called ready({layer})?"
+            raise PgasTimeoutError(why) from None
         if tuner is not None:
             tuner.after(self.layers[layer].bucket, max(0.0, deadline - time.monotonic()))
 

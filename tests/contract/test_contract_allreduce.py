@@ -407,7 +407,7 @@ def test_handles_in_flight_in_any_order(ctx: Any, inside: bool) -> None:
 
 
 def times_out(handle: Any, words: str) -> None:
-    """Every wait ends in PgasTimeoutError, soon in one with ``words``: the steps before may take a while."""
+    """Every wait ends in a timeout, soon in one with ``words``: the steps before take a while."""
     end = time.monotonic() + 10
     while True:
         with pytest.raises(pgasdl.PgasTimeoutError) as caught:

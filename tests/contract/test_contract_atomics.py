@@ -35,9 +35,9 @@ def test_fetch_add_wraps(ctx: Any) -> None:
     segment = ctx.segment(8)
     peer = 1 - ctx.rank
     assert ctx.atomic_fetch_add(segment[0:8], peer, -1) == 0
-    assert ctx.atomic_fetch_add(segment[0:8], peer, 2) == 2**64 - 1
+    assert ctx.atomic_fetch_add(segment[0:8], peer, 2) == -1
     assert ctx.atomic_fetch_add(segment[0:8], peer, 2**63 - 1) == 1
-    assert ctx.atomic_fetch_add(segment[0:8], peer, -(2**63)) == 2**63
+    assert ctx.atomic_fetch_add(segment[0:8], peer, -(2**63)) == -(2**63)
     assert ctx.atomic_fetch_add(segment[0:8], peer, 0) == 0
 
 
@@ -48,8 +48,8 @@ def test_compare_swap(ctx: Any) -> None:
         for peer in range(ctx.size):
             assert ctx.atomic_compare_swap(segment[0:8], peer, 0, 42) == 0
             assert ctx.atomic_compare_swap(segment[0:8], peer, 0, 43) == 42
-            assert ctx.atomic_compare_swap(segment[0:8], peer, 42, 2**64 - 1) == 42
-            assert ctx.atomic_compare_swap(segment[0:8], peer, 2**64 - 1, 42) == 2**64 - 1
+            assert ctx.atomic_compare_swap(segment[0:8], peer, 42, -1) == 42
+            assert ctx.atomic_compare_swap(segment[0:8], peer, -1, 42) == -1
     ctx.barrier()
     assert segment.numpy(np.uint64)[0] == 42
 
@@ -60,7 +60,7 @@ def test_only_the_first_swap_wins(ctx: Any) -> None:
     group = ctx.group(range(ctx.size))
     segment = ctx.segment(8, group=group)
     old = ctx.atomic_compare_swap(segment[0:8], 0, 0, ctx.rank + 1)
-    winners = group.allreduce(np.array([old == 0], np.int64))
+    winners = group.combine(np.array([old == 0], np.int64))
     assert winners[0] == 1
     winner = ctx.atomic_fetch_add(segment[0:8], 0, 0)
     assert 1 <= winner <= ctx.size
@@ -112,7 +112,7 @@ def test_bounds(ctx: Any) -> None:
     for wrong in (2**63, -(2**63) - 1, 1.0, "1", None):
         with pytest.raises(TypeError):
             ctx.atomic_fetch_add(segment[0:8], peer, wrong)
-    for wrong in (-1, 2**64, 0.5, None):
+    for wrong in (2**63, -(2**63) - 1, 0.5, None):
         with pytest.raises(TypeError):
             ctx.atomic_compare_swap(segment[0:8], peer, wrong, 1)
         with pytest.raises(TypeError):

@@ -101,7 +101,7 @@ def test_no_addition_is_lost(ctx: Any) -> None:
     values = [int(value) for value in dice.integers(1, 50, n)]
     everybody = np.zeros(1, np.int64)
     everybody[0] = sum(values)
-    wanted = int(ctx.world.allreduce(everybody, "sum")[0])
+    wanted = int(ctx.world.combine(everybody, "sum")[0])
     if ctx.rank != 0:
         for value in values:
             ctx.notify_add(0, segment, 2, value)

@@ -1,4 +1,4 @@
-"""Group.allreduce: operators, dtypes, lengths, functions, disagreement, resumption."""
+"""Group.combine: operators, dtypes, lengths, functions, disagreement, resumption."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_operators(ctx: Any, name: str) -> None:
     floating = name in ("float32", "float64", "float16", "bfloat16")
     for n in LENGTHS if ctx.transport_of(0) == "shm" else LENGTHS[::3]:
         for op in UFUNCS:
-            result = ctx.world.allreduce(operand(ctx.rank, n, dtype), op)
+            result = ctx.world.combine(operand(ctx.rank, n, dtype), op)
             assert result.dtype == dtype
             assert result.tobytes() == expected(ctx.size, n, dtype, op).tobytes()
     if floating:
-        result = ctx.world.allreduce(4 * operand(ctx.rank, 255, dtype), "mean")
+        result = ctx.world.combine(4 * operand(ctx.rank, 255, dtype), "mean")
         exact = 4 * expected(ctx.size, 255, np.float64, "mean")
         assert np.allclose(result.astype(np.float64), exact, rtol=0.01)
     else:
         with pytest.raises(pgasdl.BufferRefusedError):
-            ctx.world.allreduce(operand(ctx.rank, 3, dtype), "mean")
+            ctx.world.combine(operand(ctx.rank, 3, dtype), "mean")
 
 
 @contract(ranks=2, on=ORDERING)
@@ -59,7 +59,7 @@ def test_operators(ctx: Any, name: str) -> None:
 def test_longer_than_a_slot(ctx: Any, name: str) -> None:
     dtype = DTYPES[name]
     for n in LONG:
-        result = ctx.world.allreduce(operand(ctx.rank, n, dtype), "sum")
+        result = ctx.world.combine(operand(ctx.rank, n, dtype), "sum")
         assert result.tobytes() == expected(ctx.size, n, dtype, "sum").tobytes()
 
 
@@ -68,16 +68,16 @@ def test_shapes_and_the_argument(ctx: Any) -> None:
     """A new array of the same shape; the argument stays as it is."""
     for shape in ((), (1,), (3, 5), (2, 0, 3), (0,), (2, 3, 4, 5)):
         array = np.full(shape, ctx.rank + 1.0, np.float32)
-        result = ctx.world.allreduce(array)
+        result = ctx.world.combine(array)
         assert result.shape == shape
         assert (result == 6).all()
         assert (array == ctx.rank + 1).all()
         assert result is not array
-    assert ctx.world.allreduce([1, 2, ctx.rank]).tolist() == [3, 6, 3]
-    assert ctx.world.allreduce(2.5) == 7.5
+    assert ctx.world.combine([1, 2, ctx.rank]).tolist() == [3, 6, 3]
+    assert ctx.world.combine(2.5) == 7.5
     frozen = np.ones(3)
     frozen.flags.writeable = False
-    assert (ctx.world.allreduce(frozen) == 3).all()
+    assert (ctx.world.combine(frozen) == 3).all()
 
 
 @contract(ranks=3)
@@ -87,7 +87,7 @@ def test_half_precision_against_float64(ctx: Any) -> None:
         values = [
             np.random.default_rng(rank).normal(0, 3, 1000).astype(dtype) for rank in range(ctx.size)
         ]
-        result = ctx.world.allreduce(values[ctx.rank]).astype(np.float64)
+        result = ctx.world.combine(values[ctx.rank]).astype(np.float64)
         exact = np.sum([v.astype(np.float64) for v in values], axis=0)
         magnitude = np.max([np.abs(v.astype(np.float64)) for v in values], axis=0)
         bound = np.maximum(np.abs(exact), magnitude * 2.0**-12) * 2.0 ** (1 - bits) + 1e-7
@@ -97,10 +97,10 @@ def test_half_precision_against_float64(ctx: Any) -> None:
 @contract(ranks=4)
 def test_same_bits_everywhere(ctx: Any) -> None:
     values = np.random.default_rng(ctx.rank).normal(0, 1e3, 5000).astype(np.float32)
-    first = ctx.world.allreduce(values, "mean").tobytes()
+    first = ctx.world.combine(values, "mean").tobytes()
     assert len(set(ctx.world.allgather("bits", first[:1024]))) == 1
     for _ in range(3):
-        assert ctx.world.allreduce(values, "mean").tobytes() == first
+        assert ctx.world.combine(values, "mean").tobytes() == first
 
 
 @contract(ranks=3)
@@ -108,10 +108,10 @@ def test_functions(ctx: Any) -> None:
     """A function of two arrays, applied in the order of the ranks."""
     for n in (1, 17, 255, 3000):
         array = operand(ctx.rank, n, np.float64)
-        assert (ctx.world.allreduce(array, np.maximum) == expected(3, n, np.float64, "max")).all()
-    order = ctx.world.allreduce(np.array([ctx.rank + 1]), lambda a, b: 10 * a + b)
+        assert (ctx.world.combine(array, np.maximum) == expected(3, n, np.float64, "max")).all()
+    order = ctx.world.combine(np.array([ctx.rank + 1]), lambda a, b: 10 * a + b)
     assert order[0] == 123
-    complex_sum = ctx.world.allreduce(np.array([1 + ctx.rank * 1j]))
+    complex_sum = ctx.world.combine(np.array([1 + ctx.rank * 1j]))
     assert complex_sum[0] == 3 + 3j
 
 
@@ -126,27 +126,27 @@ def test_structured_elements(ctx: Any) -> None:
     records = np.zeros(1500, dtype)
     records["value"] = np.arange(1500) % 3 == ctx.rank
     records["rank"] = ctx.rank
-    result = ctx.world.allreduce(records, larger)
+    result = ctx.world.combine(records, larger)
     assert (result["rank"] == np.arange(1500) % 3).all()
     assert (result["value"] == 1).all()
     wide = np.full(3, bytes([ctx.rank + 1]) * 8200, np.dtype("V8200"))
-    assert (ctx.world.allreduce(wide, lambda _, last: last) == np.void(b"\3" * 8200)).all()
+    assert (ctx.world.combine(wide, lambda _, last: last) == np.void(b"\3" * 8200)).all()
     with pytest.raises(pgasdl.BufferRefusedError):
-        ctx.world.allreduce(np.array([object()]))
+        ctx.world.combine(np.array([object()]))
 
 
 @contract(ranks=2)
 def test_refused(ctx: Any) -> None:
     for array in (np.zeros((4, 4)).T, np.zeros(8)[::2]):
         with pytest.raises(pgasdl.BufferRefusedError):
-            ctx.world.allreduce(array)
+            ctx.world.combine(array)
     for op in ("SUM", "average", "", "xor"):
         with pytest.raises(pgasdl.BufferRefusedError):
-            ctx.world.allreduce(np.ones(3), op)
+            ctx.world.combine(np.ones(3), op)
     for op in (None, 5, b"sum"):
         with pytest.raises((TypeError, pgasdl.BufferRefusedError)):
-            ctx.world.allreduce(np.ones(3), op)
-    assert ctx.world.allreduce(np.ones(3))[0] == 2
+            ctx.world.combine(np.ones(3), op)
+    assert ctx.world.combine(np.ones(3))[0] == 2
 
 
 def cases(rank: int) -> dict[str, tuple[Any, Any]]:
@@ -169,9 +169,9 @@ def test_disagreement(ctx: Any, what: str) -> None:
     array, op = cases(ctx.rank)[what]
     begin = time.monotonic()
     with pytest.raises(pgasdl.MismatchError, match=r"rank \d is in allreduce"):
-        ctx.world.allreduce(array, op)
+        ctx.world.combine(array, op)
     assert time.monotonic() - begin < 5
-    assert ctx.world.allreduce(np.ones(4))[0] == 3
+    assert ctx.world.combine(np.ones(4))[0] == 3
 
 
 @contract(ranks=2, on=ORDERING)
@@ -183,11 +183,11 @@ def test_resumes_after_timeout(ctx: Any) -> None:
         if ctx.rank == 0:
             for timeout in (0.02, 0):
                 with pytest.raises(pgasdl.PgasTimeoutError, match="rank 1"):
-                    ctx.world.allreduce(array, timeout=timeout)
+                    ctx.world.combine(array, timeout=timeout)
             ctx.notify(1, flag, turn)
         else:
             ctx.notify_waitsome(flag, turn, 1)
-        result = ctx.world.allreduce(array)
+        result = ctx.world.combine(array)
         assert (result == expected(2, n, np.float64, "sum")).all()
 
 
@@ -198,7 +198,7 @@ def test_short_patience(ctx: Any) -> None:
         array = operand(ctx.rank, 4000 + turn, np.int64)
         while True:
             try:
-                result = ctx.world.allreduce(array, timeout=0.0002)
+                result = ctx.world.combine(array, timeout=0.0002)
                 break
             except pgasdl.PgasTimeoutError:
                 pass
@@ -236,9 +236,9 @@ def test_many_members(ctx: Any) -> None:
                 with pytest.raises(
                     pgasdl.PgasTimeoutError, match=r"nothing (yet from|sent yet to) rank \d"
                 ):
-                    ctx.world.allreduce(array, timeout=timeout)
+                    ctx.world.combine(array, timeout=timeout)
             ctx.notify(late, flag, ctx.rank)
-        result = ctx.world.allreduce(array)
+        result = ctx.world.combine(array)
         assert (result == expected(ctx.size, n, np.int64, "sum")).all(), turn
     lengths = [(rank * 397) % 3000 for rank in range(ctx.size)]
     blobs = ctx.world.allgather("lengths", bytes([ctx.rank]) * lengths[ctx.rank])

@@ -59,7 +59,7 @@ def test_one_hole(ctx: Any) -> None:
         with pytest.raises(pgasdl.RankError, match="deleted"):
             group.barrier()
         with pytest.raises(pgasdl.RankError, match="deleted"):
-            group.allreduce([1])
+            group.combine([1])
         with pytest.raises(pgasdl.RankError, match="deleted"):
             ctx.segment(8, group=group)
 
@@ -72,7 +72,7 @@ def test_two_holes_and_complement(ctx: Any) -> None:
         group = ctx.group(ranks)
         for _ in range(20):
             group.barrier()
-        assert group.allreduce(np.array([ctx.rank]))[0] == sum(ranks)
+        assert group.combine(np.array([ctx.rank]))[0] == sum(ranks)
         ctx.barrier()
 
 
@@ -82,10 +82,10 @@ def test_single_member_and_rest(ctx: Any) -> None:
     for _ in range(200):
         group.barrier()
     for op in ("sum", "min", "max", "prod"):
-        result = group.allreduce(np.array([ctx.rank + 1.0]), op)
+        result = group.combine(np.array([ctx.rank + 1.0]), op)
         expected = {"sum": 5, "min": 2, "max": 3, "prod": 6}[op]
         assert result[0] == (1 if ctx.rank == 0 else expected)
-    assert group.allreduce(np.array([ctx.rank]), np.maximum)[0] == (0 if ctx.rank == 0 else 2)
+    assert group.combine(np.array([ctx.rank]), np.maximum)[0] == (0 if ctx.rank == 0 else 2)
     ctx.barrier()
 
 
@@ -101,7 +101,7 @@ def test_deleted_and_made_again(ctx: Any) -> None:
     first.barrier()
     first.delete()
     second.barrier()
-    second.allreduce(np.ones(3))
+    second.combine(np.ones(3))
     with pytest.raises(pgasdl.RankError):
         first.barrier()
 
@@ -112,7 +112,7 @@ def test_many_groups(ctx: Any) -> None:
     groups = [ctx.group(range(ctx.size)) for _ in range(31)]
     for turn, group in enumerate(groups):
         group.barrier()
-        assert group.allreduce(np.array([turn]))[0] == 2 * turn
+        assert group.combine(np.array([turn]))[0] == 2 * turn
     for group in groups[::2] + groups[1::4]:
         group.delete()
     for group in groups[3::4]:
@@ -144,7 +144,7 @@ def test_creation_continues_after_timeout(ctx: Any) -> None:
         ctx.notify_waitsome(flag)
     group = ctx.group([0, 1])
     group.barrier()
-    assert group.allreduce(np.array([1]))[0] == 2
+    assert group.combine(np.array([1]))[0] == 2
 
 
 @contract(ranks=(1, 2, 3, 4), on=ORDERING)
@@ -238,7 +238,7 @@ def test_kinds_overlap(ctx: Any) -> None:
     if ctx.rank == 0:
         with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.barrier(timeout=0.01)
-    assert ctx.world.allreduce(np.array([ctx.rank + 1]))[0] == 3
+    assert ctx.world.combine(np.array([ctx.rank + 1]))[0] == 3
     segment = ctx.segment(16)
     ctx.notify(1 - ctx.rank, flag, 0)
     ctx.notify_waitsome(flag)

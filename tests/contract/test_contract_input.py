@@ -179,7 +179,7 @@ def test_storage_is_read_once_per_job(ctx: Any) -> None:
             found = [batch["number"].tolist() for _ in range(2) for batch in loader]
             state = loader.state_dict()
             ctx.barrier()
-            read = ctx.world.allreduce(np.array([records.counters().storage]))[0]
+            read = ctx.world.combine(np.array([records.counters().storage]))[0]
         batches = Batches(SAMPLES, 5, rank=ctx.rank, size=ctx.size, seed=3, last="fill")
         assert found == [batches.rows(k).tolist() for k in range(2 * len(loader))]
         assert state["iteration"] == 2 * len(loader)

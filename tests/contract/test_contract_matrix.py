@@ -399,7 +399,7 @@ def test_large_matrices_of_the_pool_are_loaded_where_they_lie(ctx: Any) -> None:
     c = a.remap("columns")
     moved = np.array([(ctx.counters() - before).total.bytes_read])
     if ctx.world.mapped:
-        assert ctx.world.allreduce(moved)[0] == told.nbytes
+        assert ctx.world.combine(moved)[0] == told.nbytes
     same(c, A)
     same(a.remap(pm.cyclic(shape, range(ctx.size), (33, 47))).remap("grid"), A)
     same(a.remap("columns", np.float32), A.astype(np.float32))

@@ -167,7 +167,7 @@ def test_wrong_types(ctx: Any) -> None:
             lambda wrong=wrong: ctx.write_notify(a, 0, b, wrong),
             lambda wrong=wrong: ctx.read_notify(a, 0, b, 0, wrong),
             lambda wrong=wrong: ctx.notify_waitsome(wrong, timeout=0),
-            lambda wrong=wrong: ctx.notify_waitsome(segment, wrong, timeout=0),
+            lambda wrong=wrong: ctx.notify_waitsome(segment, wrong or "", timeout=0),
             lambda wrong=wrong: ctx.notify_reset(segment, wrong),
             lambda wrong=wrong: ctx.notify_reset(wrong, 0),
             lambda wrong=wrong: ctx.wait(wrong),

@@ -49,7 +49,8 @@ def test_by_place_and_by_name(ctx: Any) -> None:
     )):  # fmt: skip
         own[0] = 10 * ctx.rank + number
         post()
-        found = ctx.notify_waitsome(*((segment,), (segment, 2), (segment, 3, 1))[number % 3])
+        ids = ((), (range(2, 5),), (3, 1))[number % 3]
+        found = ctx.notify_waitsome(segment, *ids)
         assert found == 3
         reset = ctx.notify_reset
         assert (reset(segment, 3) if number % 2 else reset(segment, notification=3)) == expected
@@ -65,11 +66,13 @@ def test_by_place_and_by_name(ctx: Any) -> None:
             lambda at: ctx.notify(peer, segment, at),
             lambda at: ctx.write_notify(mine, at, theirs, 3),
             lambda at: ctx.write_notify(mine, peer, theirs, 3, at),
-            lambda at: ctx.notify_waitsome(segment, at, 1),
+            lambda at: ctx.notify_waitsome(segment, 4, at or 1.0),
             lambda at: ctx.notify_reset(segment, at),
         ):
             with pytest.raises(TypeError, match="incompatible"):
                 call(wrong)
+    with pytest.raises(TypeError, match="incompatible"):
+        ctx.notify_waitsome(segment, range(0, 8, 2))
     for call in (
         lambda: ctx.notify(peer, segment),
         lambda: ctx.notify(peer, segment, 3, 1, 0),
@@ -82,6 +85,28 @@ def test_by_place_and_by_name(ctx: Any) -> None:
             call()
     with pytest.raises(pgasdl.PgasTimeoutError):
         ctx.notify_waitsome(segment, timeout=0)
+
+
+@contract(ranks=2)
+def test_ids_to_wait_for(ctx: Any) -> None:
+    """A range says which; a first id says how many, too; alone it warns, and means all above."""
+    segment = ctx.segment(8, notifications=8)
+    ctx.notify(1 - ctx.rank, segment, 5)
+    assert ctx.notify_waitsome(segment, range(4, 8)) == 5
+    assert ctx.notify_waitsome(segment, range(5, 6)) == 5
+    assert ctx.notify_waitsome(segment, first=range(8), timeout=1) == 5
+    assert ctx.notify_waitsome(segment, count=6) == 5
+    assert ctx.notify_waitsome(segment, range(3, 3)) is None
+    with pytest.warns(DeprecationWarning, match=r"range\(first, segment.notifications\)"):
+        assert ctx.notify_waitsome(segment, 4) == 5
+    with pytest.raises(pgasdl.PgasTimeoutError, match=r"notifications 0 to 4 .* within 0\.01 s"):
+        ctx.notify_waitsome(segment, range(5), timeout=0.01)
+    for wrong in (range(-1, 3), range(7, 9), range(8, 9)):
+        with pytest.raises(pgasdl.NotificationError):
+            ctx.notify_waitsome(segment, wrong, timeout=0)
+    with pytest.raises(pgasdl.NotificationError, match="leave out the count"):
+        ctx.notify_waitsome(segment, range(5), 1)
+    ctx.barrier()
 
 
 @contract(ranks=2)
@@ -387,7 +412,7 @@ def test_values_refused(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_waitsome_timeouts(ctx: Any) -> None:
-    """PgasTimeoutError 0 is one try, a finite one ends; with a raised notification there is no timeout."""
+    """Timeout 0 is one try, a finite one ends; with a raised notification there is no timeout."""
     segment = ctx.segment(0, notifications=16)
     for timeout in (0, 0.0, 0.02, 1e-9):
         with pytest.raises(pgasdl.PgasTimeoutError, match="notifications 4 to 6"):

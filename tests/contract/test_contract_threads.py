@@ -187,7 +187,7 @@ def test_groups_of_threads(ctx: Any) -> None:
         group = groups[thread]
         for turn in range(60):
             group.barrier()
-            total = group.allreduce(np.arange(10, dtype=np.int64) * (ctx.rank + 1) + turn + thread)
+            total = group.combine(np.arange(10, dtype=np.int64) * (ctx.rank + 1) + turn + thread)
             assert (total == np.arange(10) * 3 + 2 * (turn + thread)).all()
             try:
                 group.barrier(timeout=0.01)
@@ -208,7 +208,7 @@ def test_barrier_and_allreduce_in_flight_together(ctx: Any) -> None:
 
     def allreduces() -> None:
         for turn in range(100):
-            assert group.allreduce(np.full(3, turn, np.float32))[0] == ctx.size * turn
+            assert group.combine(np.full(3, turn, np.float32))[0] == ctx.size * turn
 
     in_threads(2, lambda thread: (barriers, allreduces)[thread]())
 
@@ -243,7 +243,7 @@ def test_second_thread_harms_nothing(ctx: Any) -> None:
     array = np.arange(5000.0)
 
     def reduced() -> None:
-        assert (group.allreduce(array) == 2 * array).all()
+        assert (group.combine(array) == 2 * array).all()
 
     def created() -> None:
         segment = ctx.segment(4096, group=group)
@@ -288,22 +288,22 @@ def test_half_way_calls_are_continued_by_any_thread(ctx: Any) -> None:
         with pytest.raises(pgasdl.PgasTimeoutError):
             ctx.bind(np.zeros(100, np.uint8), group=group, timeout=0.01)
         with pytest.raises(pgasdl.PgasTimeoutError):
-            group.allreduce(array, timeout=0.01)
+            group.combine(array, timeout=0.01)
         for _ in range(2):
             for wrong in (
                 lambda: ctx.segment(100, group=group, timeout=0.01),
                 lambda: ctx.bind(np.zeros(100, np.uint8), group=group, timeout=0.01),
-                lambda: group.allreduce(array + 1, timeout=0.01),
-                lambda: group.allreduce(array, "max", timeout=0.01),
+                lambda: group.combine(array + 1, timeout=0.01),
+                lambda: group.combine(array, "max", timeout=0.01),
             ):
                 with pytest.raises(pgasdl.MismatchError, match="ended half way"):
                     wrong()
         ctx.barrier()
-        results = in_threads(1, lambda _: group.allreduce(array))
+        results = in_threads(1, lambda _: group.combine(array))
         assert (results[0] == 2 * array).all()
     else:
         ctx.barrier()
-        assert (group.allreduce(array) == 2 * array).all()
+        assert (group.combine(array) == 2 * array).all()
 
 
 @contract(ranks=1)

@@ -19,7 +19,7 @@ from tiers import full
 from pgasdl import ClosedError, Context, PeerLostError, loopback
 
 GOAL = "a rank leaves to another's error", 0.25
-WHERE = ["barrier", "waitsome", "passive", "world.allreduce", "allreduce", "staged", "segment",
+WHERE = ["barrier", "waitsome", "passive", "world.combine", "allreduce", "staged", "segment",
          "group", "notify"]  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_one_of_many_leaves(ctx: Context, mapped: bool) -> None:
         return
     for _ in range(2):
         with pytest.raises(PeerLostError) as lost:
-            group.allreduce([1.0])
+            group.combine([1.0])
         assert lost.value.rank == 3, lost.value
     with pytest.raises(PeerLostError):
         ctx.segment(64)

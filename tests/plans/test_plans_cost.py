@@ -8,8 +8,9 @@ import formulas
 import pytest
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import Plan, Span, Wait, build, build_all
+from pgasdl.plans import PLANS, Plan, Span, Wait, build, build_all
 from pgasdl.plans.cost import Model, Pair, finish_times, predict
+from pgasdl.plans.plan import begins
 
 # Two expressions that are linear in these four figures and agree at all of these points agree
 # everywhere: the points are in general position, and every figure is exact.
@@ -167,3 +168,11 @@ def test_by_default_staged_arrays_have_owners_where_they_pay_off() -> None:
     # Two ranks have them by measurement: the model does not know what a line's last user costs.
     for count, owners in ((512, 0), (513, 1), (1 << 20, 1)):
         assert build("staged", 0, 2, count) == build("staged", 0, 2, count, owners=owners)
+
+
+@pytest.mark.parametrize("sizes", [0, -3, (2, 0), ()])
+def test_a_group_has_a_rank(sizes: int | tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="each has one at least"):
+        begins(7, sizes)
+    with pytest.raises(PlanError):
+        PLANS["gdraa-nodes"].inbox(8, 100, group_size=sizes)

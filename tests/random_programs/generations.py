@@ -93,7 +93,7 @@ class Generation:
         end = time.monotonic() + self.seconds
         for n in range(PROGRAMS):
             late = np.array([time.monotonic() > end])
-            if rank.ctx.world.allreduce(late.astype(np.int32), "max")[0]:
+            if rank.ctx.world.combine(late.astype(np.int32), "max")[0]:
                 break
             seed = self.number * PROGRAMS + n
             program = program_of(seed, features, mapped=mapped, size=self.size)

@@ -15,7 +15,7 @@ import pgasdl
 
 @step
 def leave(r: Rank, name: str, rank: int, how: str, dropped: Sequence[bool]) -> None:
-    """A rank closes its context, raises or is killed; every wait of the others ends in PeerLostError."""
+    """A rank closes its context, raises or is killed; every wait of the others ends by its loss."""
     try:
         r.ctx.barrier()  # nobody is in an earlier step
     except pgasdl.PeerLostError:

@@ -43,7 +43,7 @@ def reduce(r: Rank, group: str, count: int, key: int, dtype: str, **how: Any) ->
         require(found[0], reduced(terms, False), "small allreduce")
 
     r.carry_out(
-        Pending(lambda timeout: found.append(of.allreduce(mine, "sum", timeout=timeout)), check),
+        Pending(lambda timeout: found.append(of.combine(mine, "sum", timeout=timeout)), check),
         **how,
     )
 

@@ -64,8 +64,8 @@ class Failure:
     @property
     def reason(self) -> str:
         """Its error in a line."""
-        lines = [line for line in self.text.splitlines() if re.match(r"[\w.]+(Error|PgasTimeoutError|Full|"
-                 r"Lost|Refused|Interrupt)?: ", line) or "Sanitizer: " in line]  # fmt: skip
+        lines = [line for line in self.text.splitlines() if re.match(r"[\w.]+(Error|Interrupt)?: ",
+                 line) or "Sanitizer: " in line]  # fmt: skip
         return next((x for x in lines if "Sanitizer" in x), lines[0] if lines else self.text[-200:])
 
 

@@ -40,7 +40,7 @@ def together(r: Rank, group: str, call: str, key: int, count: int, plan: str, ra
         elif call == "barrier":
             of.barrier()
         elif call == "reduce":
-            return of.allreduce(mine, "sum")
+            return of.combine(mine, "sum")
         else:
             r.ctx.allreduce(mine, op="sum", plan=plan, group=of)
         return mine
@@ -90,7 +90,7 @@ def apart(r: Rank, groups: Sequence[str], key: int, turns: int, plan: str) -> No
             r.ctx.allreduce(mine, op="sum", plan=plan, group=of)
             wanted = reduced(terms, False)
             require(mine, wanted, f"allreduce of thread {number}, plan {plan}")
-            require(of.allreduce(terms[r.rank], "sum"), wanted, f"reduce of thread {number}")
+            require(of.combine(terms[r.rank], "sum"), wanted, f"reduce of thread {number}")
             of.barrier()
 
     in_threads(lambda: work(0), lambda: work(1))

@@ -134,14 +134,17 @@ def test_direct_needs_mapped_memory(ctx: Context) -> None:
 def test_ready_twice_and_wait_too_early(ctx: Context) -> None:
     alone = GradientExchange(ctx, LAYERS)
     for layer in range(3):
-        alone.wait(layer)  # nothing is under way: returns at once
+        with pytest.raises(PlanError, match=rf"wait\({layer}\) without ready\({layer}\)"):
+            alone.wait(layer)
     alone.ready(1)
     with pytest.raises(PlanError, match=r"layer 1 is ready twice.*wait\(1\)"):
         alone.ready(1)
     alone.wait(1)
-    alone.wait(1)
+    with pytest.raises(PlanError, match="without ready"):
+        alone.wait(1)
     alone.ready(1)
     alone.finish()
+    alone.wait(1)  # its result is there, and was not waited for
     for call in (alone.ready, alone.wait, alone.gradient):
         for number in (3, -1):
             with pytest.raises(PlanError, match=f"no layer {number}: there are 3"):
@@ -155,7 +158,8 @@ def test_ready_twice_and_wait_too_early(ctx: Context) -> None:
         together.ready(0)
     with pytest.raises(PlanError, match=r"bucket 0 with layers \[1\], which are not ready"):
         together.wait(0)
-    together.wait(1)  # layer 1 was not made ready since it was last waited for
+    with pytest.raises(PlanError, match=r"wait\(1\) without ready\(1\)"):
+        together.wait(1)
     together.finish()  # leaves the incomplete bucket as it is
     together.ready(1)
     together.wait(0)

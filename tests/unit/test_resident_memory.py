@@ -28,7 +28,7 @@ def resident():
 before = resident()
 with pgasdl.init(timeout=60) as ctx:
     ctx.barrier()
-    more = ctx.world.allreduce(np.array([resident() - before]), op="max")
+    more = ctx.world.combine(np.array([resident() - before]), op="max")
     if ctx.rank == 0:
         sys.stdout.write(f"KiB {more[0]}\\n")
 """

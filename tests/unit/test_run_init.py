@@ -22,7 +22,7 @@ import numpy as np
 import pgasdl
 for turn in range(2):
     with pgasdl.init(timeout=30) as ctx:
-        total = ctx.world.allreduce(np.array([ctx.rank + 1.0]), op="sum")
+        total = ctx.world.combine(np.array([ctx.rank + 1.0]), op="sum")
 sys.stdout.write(f"rank {ctx.rank} of {ctx.size}: {total[0]:g}\\n")
 """
 

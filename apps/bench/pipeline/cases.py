@@ -186,4 +186,4 @@ class Theirs(Case):
 
 def latest(ctx: pgasdl.Context, value: float) -> float:
     """Return the greatest of every rank's values."""
-    return float(ctx.world.allreduce(np.array([value]), "max", timeout=PATIENCE)[0])
+    return float(ctx.world.combine(np.array([value]), "max", timeout=PATIENCE)[0])

@@ -58,7 +58,7 @@ class Ranks:
 
     def latest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the greatest of every rank's values."""
-        return self.context.world.allreduce(values, "max", timeout=PATIENCE)
+        return self.context.world.combine(values, "max", timeout=PATIENCE)
 
 
 def take_turns(

@@ -70,6 +70,7 @@ class Update(Kind):
         except BaseException:
             self.exchange.close(finish=False)
             raise
+        self._marked: set[int] = set()  # layers whose marks are under way
         self._shards = Shards(step, layers, self.exchange)
         # GradScaler then leaves gradients alone, and step() notices that a GradScaler is used.
         self._own_scaling = optimizer.__dict__.get("_step_supports_amp_scaling")
@@ -90,6 +91,7 @@ class Update(Kind):
     def ready(self, layer: ModelLayer) -> None:
         """Let the exchanges have the gradients of ``layer`` and its marks."""
         self._marks.ready(layer.index)
+        self._marked.add(layer.index)
         super().ready(layer)
 
     def before_use(self, layer: ModelLayer) -> None:
@@ -121,7 +123,7 @@ class Update(Kind):
     def finish(self, layer: ModelLayer) -> None:
         """Wait for the new weights of ``layer``."""
         self._answer()
-        self._marks.wait(layer.index)
+        self._await_marks(layer)
         self.exchange.wait(layer.index)
         layer.let_out()
         layer.release_parameters()
@@ -133,6 +135,7 @@ class Update(Kind):
         self._leaving_out = True
         self._answer()
         self._marks.finish()
+        self._marked.clear()
         self.exchange.finish()
         self._leaving_out = False
         for layer in self.layers:
@@ -173,12 +176,18 @@ class Update(Kind):
             return self._leaving_out
         try:
             for layer in members:
-                self._marks.wait(layer.index, timeout=timeout)
+                self._await_marks(layer, timeout)
         except PgasTimeoutError:
             if timeout != 0:
                 raise
             return False
         return True
+
+    def _await_marks(self, layer: ModelLayer, timeout: float | None = None) -> None:
+        """Wait for a layer's marks, unless that was done since they were ready."""
+        if layer.index in self._marked:
+            self._marks.wait(layer.index, timeout=timeout)
+            self._marked.discard(layer.index)
 
     def _update(self, block: Block) -> None:
         members = self._members[block.bucket]

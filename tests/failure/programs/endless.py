@@ -49,7 +49,7 @@ def barrier(ctx: Context) -> Step:
 
 def group_allreduce(ctx: Context) -> Step:
     array = np.arange(3000.0)  # several chunks
-    return lambda: ctx.world.allreduce(array, "sum")
+    return lambda: ctx.world.combine(array, "sum")
 
 
 def atomic(ctx: Context) -> Step:

@@ -42,7 +42,7 @@ def use(ctx: Context, group: Group) -> dict[str, object]:
     ctx.allreduce(array, "sum", group=group, plan="gdraa")
     default = np.full(5000, ctx.rank, np.float32)
     ctx.allreduce(default, "sum", group=group)
-    small = group.allreduce(np.array([ctx.rank, 1]))
+    small = group.combine(np.array([ctx.rank, 1]))
     segment.delete()
     return {
         "ranks": group.ranks,
@@ -59,7 +59,7 @@ def main(losses: int) -> None:
             try:
                 while True:
                     group.barrier()
-                    group.allreduce(np.arange(10))
+                    group.combine(np.arange(10))
             except PeerLostError as error:
                 report(ctx, error)
             group = regroup(ctx)

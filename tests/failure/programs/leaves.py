@@ -32,7 +32,7 @@ def places(ctx: Context) -> dict[str, Callable[[], object]]:
         "barrier": ctx.barrier,
         "waitsome": lambda: ctx.notify_waitsome(segment),
         "passive": ctx.passive_receive,
-        "world.allreduce": lambda: ctx.world.allreduce(array),
+        "world.combine": lambda: ctx.world.combine(array),
         "allreduce": lambda: ctx.allreduce(array, op="mean", plan="gdraa"),
         "staged": lambda: ctx.allreduce(array, op="mean"),
         "segment": lambda: ctx.segment(64),

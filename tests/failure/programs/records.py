@@ -27,7 +27,7 @@ def main(how: str) -> None:
         ctx.atomic_fetch_add(segment[8:16], right, 1)
         ctx.passive_send(b"hello", right)
         ctx.passive_receive()
-        ctx.world.allreduce(np.ones(3))
+        ctx.world.combine(np.ones(3))
         ctx.allreduce(np.ones(500, np.float32), op="mean", plan="gdraa")
         ctx.barrier()
         say("running", segment=segment.id, trace=os.environ.get("PGASDL_TRACE"))

@@ -48,7 +48,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
     def reduce() -> None:
         for plan, array in arrays.items():
             ctx.allreduce(array, op="mean", plan=plan)
-        ctx.world.allreduce(arrays["gdraa"][:10])
+        ctx.world.combine(arrays["gdraa"][:10])
 
     def segment() -> None:
         each = ctx.segment(20_000, notifications=16)

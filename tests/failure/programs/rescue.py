@@ -27,7 +27,7 @@ def main(victim: int) -> None:
                 ctx.passive_receive()
             group = ctx.group(workers)
             while step < STEPS:
-                group.allreduce(np.array([step]))
+                group.combine(np.array([step]))
                 step += 1
                 if step == 5 and ctx.rank == victim:
                     say("dying")
@@ -36,10 +36,10 @@ def main(victim: int) -> None:
             report(ctx, error)
         group = ctx.survivors()
         # The idle rank learns which step the others were at.
-        step = int(group.allreduce(np.array([step]), "max")[0])
+        step = int(group.combine(np.array([step]), "max")[0])
         total = 0
         while step < STEPS:
-            total = int(group.allreduce(np.array([step]))[0])
+            total = int(group.combine(np.array([step]))[0])
             step += 1
         say("finished", step=step, total=total, ranks=group.ranks, health=ctx.health())
         group.barrier()

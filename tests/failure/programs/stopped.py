@@ -36,7 +36,7 @@ def main(seconds: float) -> None:
                 total += float(array[0])
                 # All go on or none: the first rank whose time is up decides.
                 go_on = time.monotonic() - began < seconds
-                if ctx.world.allreduce(np.array([int(go_on)]), "min")[0] == 0:
+                if ctx.world.combine(np.array([int(go_on)]), "min")[0] == 0:
                     break
                 ctx.write_notify(segment[0:64], (ctx.rank + 1) % ctx.size, segment[64:128], 5, step)
                 ctx.notify_waitsome(segment, 5, 1)
@@ -52,7 +52,7 @@ def main(seconds: float) -> None:
                 survivors.barrier()
                 say("watching")
                 # Go on until the test says that the late rank has finished.
-                while not survivors.allreduce(np.array([len(told)]), "min")[0]:
+                while not survivors.combine(np.array([len(told)]), "min")[0]:
                     time.sleep(0.01)
                 say("untouched", same=bool((data == 7).all()), health=ctx.health())
                 return
@@ -75,7 +75,7 @@ def fenced(
         "passive_receive": ctx.passive_receive,
         "barrier": ctx.barrier,
         "allreduce": lambda: ctx.allreduce(array, "sum", plan="gdraa"),
-        "world.allreduce": lambda: ctx.world.allreduce(np.ones(10)),
+        "world.combine": lambda: ctx.world.combine(np.ones(10)),
         "segment": lambda: ctx.segment(64),
         "group": lambda: ctx.group(range(ctx.size)),
         "survivors": ctx.survivors,

@@ -96,7 +96,7 @@ def refusals(ctx: Any) -> None:
     assert "by cupy() or torch()" in refusal(pgasdl.UnavailableError, segment.numpy)
     refusal(BufferError, lambda: memoryview(segment))
     for call in (
-        lambda: ctx.world.allreduce(segment),
+        lambda: ctx.world.combine(segment),
         lambda: segment.copy_from(segment),
         lambda: segment.copy_to(segment),
     ):

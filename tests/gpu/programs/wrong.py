@@ -73,7 +73,7 @@ def memory(ctx: Any) -> Said:
         "atomic": told(lambda: ctx.atomic_fetch_add(segment[0:8], peer, 1)),
         "swap": told(lambda: ctx.atomic_compare_swap(segment[0:8], peer, 0, 1)),
         "out": told(lambda: ctx.allreduce_handle(array, out=other)),
-        "small allreduce": told(lambda: ctx.world.allreduce(array)),
+        "small allreduce": told(lambda: ctx.world.combine(array)),
         "mean of integers": told(lambda: ctx.allreduce(Array(8, np.int32), "mean")),
         "complex": told(lambda: ctx.allreduce(Array(8, np.complex64))),
     }

@@ -92,7 +92,7 @@ def atomics(ctx: Context) -> None:
         assert words[0] == N_ADDS * ctx.size
     if ctx.rank == ctx.size - 1:
         assert 1 <= words[1] <= ctx.size
-    winners = ctx.world.allreduce(np.array([float(old == 0)]), "sum")
+    winners = ctx.world.combine(np.array([float(old == 0)]), "sum")
     assert winners[0] == 1.0
     ctx.barrier()
 
@@ -105,7 +105,7 @@ def reductions(ctx: Context) -> None:
             ctx.allreduce(array, "sum", plan=plan)
             total = ctx.size * (np.arange(n) % 1000) + sum(range(ctx.size))
             assert (array == total.astype(np.float32)).all(), (n, plan)
-    top = ctx.world.allreduce(np.array([1.0 * ctx.rank, -ctx.rank]), "max")
+    top = ctx.world.combine(np.array([1.0 * ctx.rank, -ctx.rank]), "max")
     assert top.tolist() == [ctx.size - 1.0, 0.0]
 
 
