@@ -168,7 +168,7 @@ def test_disagreement(ctx: Any, what: str) -> None:
     """Every rank is soon told which rank is in which call; then the group goes on working."""
     array, op = cases(ctx.rank)[what]
     begin = time.monotonic()
-    with pytest.raises(pgasdl.MismatchError, match=r"rank \d is in allreduce"):
+    with pytest.raises(pgasdl.MismatchError, match=r"rank \d is in combine"):
         ctx.world.combine(array, op)
     assert time.monotonic() - begin < 5
     assert ctx.world.combine(np.ones(4))[0] == 3
