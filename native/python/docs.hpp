@@ -44,7 +44,7 @@ RankError, SegmentError, QueueError
 
 inline constexpr const char* kRead = R"(Read ``source`` from ``peer``'s memory into ``target``.
 
-The bytes are here once ``wait(queue)`` returns.)" PARAMETERS R"(target : Slice
+Local memory comes first: here it is the target. The bytes are here once ``wait(queue)`` returns.)" PARAMETERS R"(target : Slice
     n bytes of a local segment.
 peer : int
     Rank.
