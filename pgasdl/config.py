@@ -121,6 +121,8 @@ class Config(Variables):
             "stopped_after": self.stopped_after,
             "mpi_created": self.mpi_windows == "created",
             "reach_devices": self.gpu == "auto",
+            "tcp_interface": self.tcp_interface or "",
+            "tcp_ports": self.tcp_ports or (0, 0),
         }
 
     def verbs_options(self) -> dict[str, Any]:

@@ -37,10 +37,11 @@ TRANSPORTS = {
             "verbs", "RDMA adapters", between_hosts=True, maps=False, registers=True, devices=True
         ),
         Transport("mpi", "windows of an MPI library", True, maps=False, by_mpi=True),
+        Transport("tcp", "TCP connections", between_hosts=True, maps=False),
         Transport("loopback", "threads of one process", False, maps=True, processes=False),
     )
 }
-AUTO = "auto"  # shm inside a machine, between machines verbs, or MPI where there is no verbs
+AUTO = "auto"  # shm inside a machine; between machines verbs, else MPI where ranks met by it, else tcp
 SETTINGS = (AUTO, *TRANSPORTS)
 # Ranks choose between these, the best first.
 WAYS = tuple(row for row in TRANSPORTS.values() if row.processes)

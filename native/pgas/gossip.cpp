@@ -72,7 +72,7 @@ Gossip::Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segmen
                  ? static_cast<std::size_t>(found - ahead.begin())
                  : kNone;
     };
-    peers_.push_back({peer, place((rank_ - peer + size_) % size_), 0, 0});
+    peers_.push_back({peer, place((rank_ - peer + size_) % size_), 0, 0, false});
     const std::size_t here = place((peer - rank_ + size_) % size_);
     if (here != kNone) neighbours_[here] = peer;
   }
@@ -96,6 +96,15 @@ std::uint64_t Gossip::offset_of(const volatile void* place) const {
                                     control_.local().data);
 }
 
+std::uint64_t Gossip::packed_words(Health own, Cause cause) {
+  return static_cast<std::uint64_t>(own) | static_cast<std::uint64_t>(cause.how) << kHowShift |
+         static_cast<std::uint64_t>(cause.rank + 1) << kCauseShift;
+}
+
+void Gossip::tell_lost(Rank peer, Health how) {
+  transport_.send_farewell(peer, packed_words(Health::kHealthy, {peer, how}));
+}
+
 void Gossip::renew(const std::atomic<Health>* states, Cause cause) {
   volatile Health* const mine = this->states(0);
   bool changed = false;
@@ -105,9 +114,7 @@ void Gossip::renew(const std::atomic<Health>* states, Cause cause) {
     write(mine[rank], state);
   }
   version_ += changed ? 1 : 0;
-  const auto how = static_cast<std::uint64_t>(cause.how) << kHowShift;
-  const auto first = static_cast<std::uint64_t>(cause.rank + 1) << kCauseShift;
-  write(record(0).words, static_cast<std::uint64_t>(read(mine[rank_])) | how | first);
+  write(record(0).words, packed_words(read(mine[rank_]), cause));
   write(record(0).beat, read(record(0).beat) + 1);
 }
 
@@ -133,12 +140,18 @@ void Gossip::write_to(Peer& peer) {
     const std::size_t n = peer.announced == version_ ? 1 : 2;
     if (!transport_.post_write(queue_, peer.rank, std::span(transfers, n), nullptr)) return;
     peer.beat = transport_.mark(queue_, peer.rank);
+    peer.begun = true;
   } else if (const auto queue = transport_.connected(queue_, peer.rank)) {
     if (!transport_.post_write(*queue, peer.rank, std::span(transfers, 1), nullptr)) return;
   } else {
     transport_.send_farewell(peer.rank, read(record(0).words));
   }
   peer.announced = version_;
+}
+
+bool Gossip::begun() const {
+  return std::ranges::all_of(peers_,
+                             [](const Peer& peer) { return peer.begun || peer.place == kNone; });
 }
 
 bool Gossip::announced_all(const std::atomic<Health>* states) const {

@@ -52,6 +52,10 @@ class Gossip {
       }
     }
   }
+  // Says to a rank that it counts as lost, should it still read this.
+  void tell_lost(Rank peer, Health how);
+  // True once every neighbour has been sent a beat, so that its end of beats means something.
+  bool begun() const;
   // True if no rank needs news.
   bool announced_all(const std::atomic<Health>* states) const;
 
@@ -69,6 +73,7 @@ class Gossip {
     std::size_t place;        // of this rank's states in its memory; kNone: not a neighbour
     std::uint64_t announced;  // the version of this rank's states that it knows
     std::uint64_t beat;       // the mark of the last beat
+    bool begun;               // there was one
   };
   struct Record {
     volatile std::uint64_t beat;
@@ -78,6 +83,7 @@ class Gossip {
   volatile Health* states(std::uint64_t number) const;
   std::uint64_t offset_of(const volatile void* place) const;
   void renew(const std::atomic<Health>* states, Cause cause);
+  static std::uint64_t packed_words(Health own, Cause cause);
   bool leaves() const;
   bool due(const Peer& peer, const std::atomic<Health>* states) const;
   void write_to(Peer& peer);

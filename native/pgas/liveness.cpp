@@ -78,13 +78,16 @@ void Liveness::stop() {
 
 void Liveness::run() {
   pthread_setname_np(pthread_self(), "pgasdl-watch");
+  constexpr int kBeginning = 5;  // ms between first beats, while connections are made
   bool takes_leave = false;
+  bool begins = false;
   bool more = false;
   while (!stopping_.load(std::memory_order_acquire)) {
     std::array<pollfd, 3> watched{{{wake_.get(), POLLIN, 0},
                                    {transport_->service_descriptor(), POLLIN, 0},
                                    {takes_leave ? -1 : endings_.get(), POLLIN, 0}}};
-    const int period = post_abort_notices() ? static_cast<int>(options_.heartbeat_ms) : 1;
+    int period = post_abort_notices() ? static_cast<int>(options_.heartbeat_ms) : 1;
+    if (begins) period = std::min(period, kBeginning);
     poll(watched.data(), watched.size(), more ? 0 : period);
     if (watched[0].revents != 0) {
       eventfd_t ignored;
@@ -103,6 +106,7 @@ void Liveness::run() {
     look_at_processes();
     look_at_heartbeats();
     if (gossip_ != nullptr) exchange_gossip();
+    begins = gossip_ != nullptr && !gossip_->begun() && !alarmed();
     if (transport_->needs_progress()) transport_->progress();
     look_after_streams_();
   }
@@ -246,9 +250,7 @@ void Liveness::take_leave(Deadline deadline) {
 }
 
 void Liveness::report(Rank lost, Health how) {
-  if (how != Health::kClosed && lost != rank_ && health(lost) == Health::kHealthy) {
-    transport_->lost(lost);
-  }
+  const bool news = how != Health::kClosed && lost != rank_ && health(lost) == Health::kHealthy;
   for (ControlBlock* block : blocks_) {
     if (block == nullptr) continue;
     Health expected = Health::kHealthy;
@@ -265,6 +267,10 @@ void Liveness::report(Rank lost, Health how) {
     block->gone.fetch_add(1, std::memory_order_release);
     block->wake_word.wake();
   }
+  if (!news) return;
+  // Later, so that whoever finds its requests lost finds the reason. It may go on, if it stopped.
+  if (how == Health::kStopped && gossip_ != nullptr) gossip_->tell_lost(lost, how);
+  transport_->lost(lost);
 }
 
 void Liveness::pass_on() {

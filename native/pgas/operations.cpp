@@ -208,10 +208,16 @@ Outcome Context::post(QueueId id, Rank peer, const Traffic& traffic, Deadline de
     if (in_turn()) [[likely]]
       return Outcome::kDone;
     if (post_later(in_turn, deadline) == Outcome::kDone) return Outcome::kDone;
-  } catch (...) {
+  } catch (const Error& error) {
     counters_.take_back(peer, traffic);
     give_back(queue, 1);
-    liveness_.hear(peer);  // the transport may notice first that the peer has left
+    // The transport may notice first that the peer has left.
+    if (error.kind() == ErrorKind::kPeerLost && error.rank() == peer) {
+      liveness_.note_end(peer);
+      liveness_.require(peer, "posting");
+    } else {
+      liveness_.hear(peer);
+    }
     throw;
   }
   counters_.take_back(peer, traffic);

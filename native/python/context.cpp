@@ -68,7 +68,8 @@ void bind_context(nb::module_& module) {
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
              double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after,
              const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi, bool mpi_created,
-             bool reach_devices) {
+             bool reach_devices, const std::string& tcp_interface,
+             std::pair<std::uint16_t, std::uint16_t> tcp_ports) {
             Options options;
             options.timeout = timeout;
             options.queue_depth = queue_depth;
@@ -86,6 +87,8 @@ void bind_context(nb::module_& module) {
             setup.verbs = verbs;
             setup.verbs.queues = queues + Context::kOwnQueues;
             setup.mpi = {setup.verbs.queues, mpi_created, stopped_after};
+            setup.tcp = {tcp_interface, tcp_ports.first, tcp_ports.second, setup.verbs.queues,
+                         stopped_after};
             setup.loopback_world = std::move(world);
             setup.mpi_world = std::move(mpi);
             // A forked child never destroys its inherited runtime: its threads and locks are not
@@ -99,7 +102,8 @@ void bind_context(nb::module_& module) {
           "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
           "heartbeat_ms"_a, "stopped_after"_a, "verbs"_a, "mpi"_a.none() = nb::none(),
-          "mpi_created"_a = false, "reach_devices"_a = true)
+          "mpi_created"_a = false, "reach_devices"_a = true, "tcp_interface"_a = "",
+          "tcp_ports"_a = std::pair<int, int>(0, 0))
       .def("_endpoint",
            [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",

@@ -1,6 +1,7 @@
 #include "transport/table.hpp"
 
 #include "transport/shm/shm.hpp"
+#include "transport/tcp/tcp.hpp"
 #ifdef PGASDL_VERBS
 #include "transport/verbs/rails.hpp"
 #endif
@@ -41,6 +42,10 @@ std::string mpi_missing(const TransportSetup& setup) {
   return setup.mpi_world == nullptr ? "no communicator" : "";
 }
 
+std::unique_ptr<Transport> make_tcp(const TransportSetup& setup) {
+  return std::make_unique<TcpTransport>(setup.rank, setup.size, setup.token, setup.tcp);
+}
+
 std::unique_ptr<Transport> make_loopback(const TransportSetup& setup) {
   if (setup.loopback_world == nullptr) {
     throw Error(ErrorKind::kUnavailable,
@@ -59,6 +64,7 @@ constexpr TransportRow kRows[] = {
                  "(Debian: apt-get install libibverbs-dev, then build again)"},
 #endif
     {"mpi", make_mpi, mpi_missing},
+    {"tcp", make_tcp},
     {"loopback", make_loopback},
 };
 

@@ -12,6 +12,7 @@
 
 #include "transport/loopback/loopback.hpp"
 #include "transport/mpi/mpi.hpp"
+#include "transport/tcp/options.hpp"
 #include "transport/transport.hpp"
 #include "transport/verbs/verbs.hpp"
 
@@ -24,6 +25,7 @@ struct TransportSetup {
   std::string token;  // 16 bytes that only the ranks of this job know
   VerbsOptions verbs;
   MpiOptions mpi;
+  TcpOptions tcp;
   std::shared_ptr<LoopbackWorld> loopback_world;
   std::shared_ptr<MpiWorld> mpi_world;
 };

@@ -148,6 +148,31 @@ class PortList:
 
 
 @dataclass(frozen=True)
+class PortRange:
+    """A range of ports of TCP, both ends included."""
+
+    accepted: str = "LOW-HIGH, ports from 1 to 65535, as in 20000-20063"
+
+    def parse(self, text: str) -> tuple[int, int]:
+        """Turn a variable's text into a value."""
+        match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text, re.ASCII)
+        if match is None:
+            raise ValueError
+        return self.check((int(match[1]), int(match[2])))
+
+    def check(self, value: object) -> tuple[int, int]:
+        """Turn an argument into a value."""
+        if isinstance(value, str):
+            return self.parse(value)
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError
+        low, high = (Integer(1, 65535).check(port) for port in value)
+        if low > high:
+            raise ValueError
+        return low, high
+
+
+@dataclass(frozen=True)
 class Seconds:
     """Seconds in a range, both ends included."""
 

@@ -18,6 +18,7 @@ from pgasdl.settings.parsers import (
     Parser,
     PartitionKey,
     PortList,
+    PortRange,
     Ports,
     Seconds,
     Text,
@@ -177,6 +178,19 @@ class Variables:
         OneOf(("allocated", "created")),
         "allocated",
         "windows of transport mpi: memory of MPI's own, or made over ours (no /dev/shm needed)",
+    )
+    tcp_interface: str | None = _row(
+        Text(
+            r"[A-Za-z0-9_.@-]{1,15}(,[A-Za-z0-9_.@-]{1,15}){0,63}",
+            "names of network interfaces, as `ip address` lists them, by commas",
+        ),
+        None,
+        "network interfaces whose addresses transport tcp gives to peers; unset: all",
+    )
+    tcp_ports: tuple[int, int] | None = _row(
+        PortRange(),
+        None,
+        "ports on which ranks listen for transport tcp, one each; unset: any free one",
     )
     gpu: str = _row(
         OneOf(("auto", "staged")),

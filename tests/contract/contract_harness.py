@@ -108,6 +108,7 @@ ON_GPU = tuple(
 )
 TRANSPORTS = (
     Transport("shm", settings={"transport": "shm"}),
+    Transport("tcp", settings={"transport": "tcp"}),
     Transport("verbs", settings={"transport": "verbs"}),
     Transport("verbs-completion", settings={"transport": "verbs", "verbs_order": "completion"}),
     Transport(

@@ -14,7 +14,7 @@
 #include "transport/held_flags.hpp"
 #include "transport/transport.hpp"
 #include "transport/verbs/device.hpp"
-#include "transport/verbs/faults.hpp"
+#include "transport/faults.hpp"
 #include "transport/verbs/flags.hpp"
 #include "transport/verbs/memory.hpp"
 #include "transport/verbs/path.hpp"
@@ -192,7 +192,7 @@ class VerbsConnection {
   std::uint64_t settled_ = 0;  // signalled requests that completed, in total
 
   std::mutex fault_mutex_;
-  std::optional<VerbsFault> fault_;
+  std::optional<PeerFault> fault_;
   static constexpr std::uint64_t kNone = UINT64_MAX;
   std::atomic<std::uint64_t> failed_{kNone};  // the first request that failed
   static constexpr int kMarkShift = 32;

@@ -66,7 +66,7 @@ class VerbsQueue {
   std::atomic<bool> used_{false};  // there are connections
   alignas(64) std::atomic<std::uint64_t> outstanding_{0};
   std::atomic<std::size_t> n_held_{0};
-  VerbsFaults faults_;
+  PeerFaults faults_;
 };
 
 }  // namespace pgasdl

@@ -104,7 +104,7 @@ class RailConnection {
   std::deque<bool> window_;     // whether each piece from done_ on is done
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::size_t> n_pieces_{0};
-  std::optional<VerbsFault> fault_;
+  std::optional<PeerFault> fault_;
   std::optional<Suspect> suspect_;
   std::atomic<bool> suspected_{false};  // suspect_ is set
 };

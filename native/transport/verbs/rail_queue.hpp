@@ -1,7 +1,7 @@
 // A queue over several rails: its number of pieces under way, and what complete() has to throw.
 #pragma once
 
-#include "transport/verbs/faults.hpp"
+#include "transport/faults.hpp"
 
 namespace pgasdl {
 
@@ -18,7 +18,7 @@ class RailQueue {
 
  private:
   std::atomic<std::uint64_t> n_under_way_{0};
-  VerbsFaults faults_;
+  PeerFaults faults_;
 };
 
 }  // namespace pgasdl

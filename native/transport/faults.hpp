@@ -11,8 +11,8 @@ namespace pgasdl {
 
 // An Error to be thrown by several threads: copies of an exception share their text, through a
 // count that no sanitizer sees.
-struct VerbsFault {
-  explicit VerbsFault(const Error& error)
+struct PeerFault {
+  explicit PeerFault(const Error& error)
       : kind(error.kind()), words(error.what()), rank(error.rank()) {}
   Error error() const { return Error(kind, words, rank); }
   ErrorKind kind;
@@ -21,7 +21,7 @@ struct VerbsFault {
 };
 
 // Holds at most one error per peer, the first.
-class VerbsFaults {
+class PeerFaults {
  public:
   void add(const Error& error, Rank peer);
   void drop(Rank peer);
@@ -34,7 +34,7 @@ class VerbsFaults {
  private:
   struct Fault {
     Rank peer;
-    VerbsFault what;
+    PeerFault what;
   };
   void throw_oldest();
 
