@@ -41,7 +41,9 @@ TRANSPORTS = {
         Transport("loopback", "threads of one process", False, maps=True, processes=False),
     )
 }
-AUTO = "auto"  # shm inside a machine; between machines verbs, else MPI where ranks met by it, else tcp
+AUTO = (
+    "auto"  # shm inside a machine; between machines verbs, else MPI where ranks met by it, else tcp
+)
 SETTINGS = (AUTO, *TRANSPORTS)
 # Ranks choose between these, the best first.
 WAYS = tuple(row for row in TRANSPORTS.values() if row.processes)

@@ -175,6 +175,10 @@ Gossip::Words Gossip::words(Rank peer) const {
   return words;
 }
 
+bool Gossip::is_neighbour(Rank peer) const {
+  return std::ranges::find(neighbours_, peer) != neighbours_.end();
+}
+
 Health Gossip::announced(std::size_t neighbour, Rank of) const {
   return known(static_cast<std::uint64_t>(read(states(neighbour + 1)[of])));
 }

@@ -64,6 +64,7 @@ class Gossip {
   std::uint64_t beat(Rank peer) const;
   Words words(Rank peer) const;
   const std::vector<Rank>& neighbours() const { return neighbours_; }
+  bool is_neighbour(Rank peer) const;
   Health announced(std::size_t neighbour, Rank of) const;
 
  private:

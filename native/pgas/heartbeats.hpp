@@ -30,15 +30,16 @@ class Heartbeats {
     last_look_ = now;
   }
 
-  // Whether a peer whose heartbeat is now `seen` has been silent for too long. 0: not started.
-  bool stopped(std::size_t peer, std::uint64_t seen) {
+  // Whether a peer whose heartbeat is now `seen` has been silent for too long. 0: not started,
+  // which takes a while, but not for ever if the peer has `begun`.
+  bool stopped(std::size_t peer, std::uint64_t seen, bool begun = false) {
     Beat& beat = beats_[peer];
-    if (seen != beat.last || seen == 0) {
+    if (seen != beat.last || (seen == 0 && !begun)) {
       beat = {seen, 0};
       return false;
     }
     beat.silent += passed_;
-    return beat.silent > stopped_after_;
+    return beat.silent > (seen == 0 ? kFirst : 1) * stopped_after_;
   }
 
   // Restarts the count, for a peer that is known to live.
@@ -47,6 +48,8 @@ class Heartbeats {
  private:
   // A gap between two looks counts for at most this many heartbeat periods.
   static constexpr double kLongestLook = 1.5;
+  // The first beat may come so much later than another one.
+  static constexpr double kFirst = 3;
   struct Beat {
     std::uint64_t last = 0;
     double silent = 0;  // seconds

@@ -149,12 +149,14 @@ void Liveness::look_at_heartbeats() {
     judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed));
   }
   if (gossip_ == nullptr) return;
-  for (const Rank peer : gossip_->ranks()) judge(peer, gossip_->beat(peer));
+  for (const Rank peer : gossip_->ranks()) {
+    judge(peer, gossip_->beat(peer), gossip_->is_neighbour(peer));
+  }
 }
 
-void Liveness::judge(Rank peer, std::uint64_t seen) {
+void Liveness::judge(Rank peer, std::uint64_t seen, bool begun) {
   const auto place = static_cast<std::size_t>(peer);
-  if (!heartbeats_->stopped(place, seen) || health(peer) != Health::kHealthy) return;
+  if (!heartbeats_->stopped(place, seen, begun) || health(peer) != Health::kHealthy) return;
   // On a busy machine the watch may be late although the rank is alive.
   if (pids_[place] != 0 && has_runnable_thread(pids_[place])) {
     heartbeats_->restart(place);

@@ -126,7 +126,7 @@ class Liveness {
   void announce_gossip();
   bool post(const AbortNotice& notice);
   bool post_abort_notices();  // true: all are posted
-  void judge(Rank peer, std::uint64_t seen);
+  void judge(Rank peer, std::uint64_t seen, bool begun = false);
   std::string own_silence() const;
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 

@@ -1,9 +1,9 @@
 """Two hosts, node1 and node2, on this machine: each has its name and its address.
 
-They are namespaces of one kernel. Names of hosts differ; the network namespace is one for both,
-because ranks in two need RDMA or MPI (tests/verbs has guests for that). So launchers see two
-hosts, and the ranks meet by addresses and a secret in a file, as between machines; their data go
-through shm. All processes end with the one that started them.
+They are namespaces of one kernel. Names of hosts differ; launchers see two hosts, and the ranks
+meet by addresses and a secret in a file, as between machines. Unless the hosts are ``apart``, with
+a cable between their networks, the data go through shm. All processes end with the one that
+started them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def require() -> None:
         lacking(f"no namespaces here: {tried.stderr.decode().strip()}")
 
 
-def run(folder: Path, script: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, script: str, timeout: float = 200, *, apart: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """The end and the output of a script of ``hosts.sh``.
 
     It finds pgasdl's Python first on its path, and the secret of its jobs in the environment.
@@ -48,16 +50,19 @@ def run(folder: Path, script: str, timeout: float = 200) -> subprocess.Completed
         str(Path(__file__).with_name("hosts.sh")),
         str(folder),
         str(folder / "script.sh"),
+        *(["apart"] if apart else []),
     ]
     return finished(
         ["unshare", *_NAMESPACES, *prelude],
-        env=environment(**ONE_THREAD, PATH=path, PGASDL_SECRET_FILE=str(secret)),
+        env=environment(**ONE_THREAD, PATH=path, PGASDL_SECRET_FILE=str(secret), **variables),
         timeout=timeout,
     )
 
 
-def succeeded(folder: Path, script: str, timeout: float = 200) -> str:
+def succeeded(
+    folder: Path, script: str, timeout: float = 200, *, apart: bool = False, **variables: str
+) -> str:
     """Standard output of a script that has to end well."""
-    done = run(folder, script, timeout)
+    done = run(folder, script, timeout, apart=apart, **variables)
     assert done.returncode == 0, f"{done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -6,9 +6,12 @@
 
 namespace pgasdl {
 
-TcpAnswers::TcpAnswers(TcpSocket socket, int events, Rank peer, const TcpMemories& memories,
-                       const std::atomic<WakeWord*>& sleeper)
-    : TcpStream(std::move(socket), events, peer), memories_(memories), sleeper_(sleeper) {}
+TcpAnswers::TcpAnswers(TcpSocket socket, int events, Rank peer, QueueId queue,
+                       const TcpMemories& memories, const std::atomic<WakeWord*>& sleeper)
+    : TcpStream(std::move(socket), events, peer),
+      queue_(queue),
+      memories_(memories),
+      sleeper_(sleeper) {}
 
 std::shared_ptr<const TcpMemory> TcpAnswers::checked(const TcpFrame& frame,
                                                      std::uint64_t bytes) const {

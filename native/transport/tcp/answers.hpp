@@ -9,8 +9,9 @@ namespace pgasdl {
 class TcpAnswers final : public TcpStream {
  public:
   // `sleeper`: this rank's wake word, once there is one.
-  TcpAnswers(TcpSocket socket, int events, Rank peer, const TcpMemories& memories,
+  TcpAnswers(TcpSocket socket, int events, Rank peer, QueueId queue, const TcpMemories& memories,
              const std::atomic<WakeWord*>& sleeper);
+  QueueId queue() const { return queue_; }
 
   // Tells the peer a word about this rank's end.
   void say_farewell(std::uint64_t word);
@@ -27,6 +28,7 @@ class TcpAnswers final : public TcpStream {
   void answer(TcpFrame frame, const std::byte* data = nullptr,
               std::shared_ptr<const void> keep = nullptr);
 
+  const QueueId queue_;
   const TcpMemories& memories_;
   const std::atomic<WakeWord*>& sleeper_;
   std::shared_ptr<const TcpMemory> written_;  // by the frame that arrives

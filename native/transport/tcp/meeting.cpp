@@ -56,9 +56,9 @@ std::uint64_t TcpMeeting::code(char end, const Guest& guest) const {
 void TcpMeeting::connect(Rank peer, QueueId queue, std::span<const sockaddr_in6> addresses) {
   Guest guest{Step::kPause, true, peer, queue};
   guest.addresses = addresses;
-  guest.give_up = Clock::now() + addresses.size() * kPerAddress +
-                  std::chrono::duration_cast<Nanoseconds>(
-                      std::chrono::duration<double>(options_.timeout_s));
+  guest.give_up =
+      Clock::now() + addresses.size() * kPerAddress +
+      std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(options_.timeout_s));
   guest.greeting.size = size_;
   guest.greeting.from = rank_;
   guest.greeting.to = peer;
@@ -117,8 +117,7 @@ void TcpMeeting::close() {
 
 void TcpMeeting::accept() {
   for (int taken = 0; taken < kPerCall; ++taken) {
-    TcpSocket socket(
-        accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    TcpSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;  // none left, or no descriptor: later
     if (n_strangers_ >= kMostStrangers) {
       const auto oldest = std::ranges::find_if(guests_, [](const Guest& guest) {

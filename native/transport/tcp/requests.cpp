@@ -6,9 +6,9 @@
 namespace pgasdl {
 namespace {
 
-constexpr std::size_t kDepth = 1024;             // frames that have not left
-constexpr std::uint64_t kLong = 64 << 10;        // bytes of a write that asks by itself
-constexpr std::uint64_t kMarkBits = 40;          // of a mark; above them is the generation
+constexpr std::size_t kDepth = 1024;       // frames that have not left
+constexpr std::uint64_t kLong = 64 << 10;  // bytes of a write that asks by itself
+constexpr std::uint64_t kMarkBits = 40;    // of a mark; above them is the generation
 constexpr std::uint64_t kMarkMask = (1ull << kMarkBits) - 1;
 
 }  // namespace
@@ -21,6 +21,7 @@ TcpRequests::TcpRequests(TcpSocket socket, int events, Rank peer, TcpQueue& queu
       listener_(listener) {}
 
 bool TcpRequests::admits() {
+  if (renewed_) return false;
   if (ended()) throw Error(ErrorKind::kPeerLost, why_, peer());
   if (closing_.load(std::memory_order_relaxed)) return false;
   if (backlog() >= kDepth) flush_locked();
@@ -112,9 +113,10 @@ bool TcpRequests::atomic(const Atomic& atomic) {
   return true;
 }
 
-void TcpRequests::drop(const std::string& why) {
+void TcpRequests::drop(const std::string& why, bool renewed) {
   const std::lock_guard lock(leave_mutex_);
   dropped_ = true;
+  renewed_ = renewed;
   end_locked(why);
 }
 
@@ -192,9 +194,9 @@ void TcpRequests::finish(const TcpFrame& frame) {
     } else {
       Expected& first = expected_.front();
       if (frame.kind == TcpFrame::Kind::kRefused) {
-        queue_.faults.add(Error(ErrorKind::kSegment,
-                                text("rank ", peer(), " refused a read or an atomic: it has "
-                                     "deleted its copy of the segment")),
+        queue_.faults.add(Error(ErrorKind::kSegment, text("rank ", peer(),
+                                                          " refused a read or an atomic: it has "
+                                                          "deleted its copy of the segment")),
                           peer());
       } else {
         if (first.old != nullptr) *first.old = frame.operand;

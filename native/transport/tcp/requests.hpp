@@ -25,20 +25,21 @@ class TcpRequests final : public TcpStream {
  public:
   // What the transport is told, by any thread.
   struct Listener {
-    std::function<void()> advanced;  // something is over
+    std::function<void()> advanced;            // something is over
     std::function<void(TcpRequests&)> closed;  // by the peer; end() must follow
     std::function<void()> ended;
   };
   TcpRequests(TcpSocket socket, int events, Rank peer, TcpQueue& queue, std::uint32_t generation,
               const Listener& listener);
 
-  // Post; false: there is no room, or the peer has just closed the connection. Throw kPeerLost after
-  // its end.
+  // Post; false: there is no room, or the peer has just closed the connection. Throw kPeerLost
+  // after its end.
   bool write(std::span<const Transfer> transfers, const RemoteFlag* flag);
   bool read(std::span<const Transfer> transfers, const LocalFlag* flag);
   bool atomic(const Atomic& atomic);
-  // Ends the connection with a peer whose loss is known: no loss is reported for it.
-  void drop(const std::string& why);
+  // Ends the connection, and reports no loss: the peer's is known, or, `renewed`, there will be
+  // another connection.
+  void drop(const std::string& why, bool renewed);
   // Asks for an acknowledgement of all that was posted so far.
   void ask();
   // The requests so far, and whether they have been taken or were lost.
@@ -79,6 +80,7 @@ class TcpRequests final : public TcpStream {
   std::deque<Expected> expected_;
   std::string why_;  // it ended
   bool dropped_ = false;
+  bool renewed_ = false;
 };
 
 }  // namespace pgasdl

@@ -73,8 +73,7 @@ std::vector<Address> own_addresses(const std::string& interfaces) {
     if (each->ifa_addr->sa_family == AF_INET) {
       in6_addr mask = mapped(reinterpret_cast<const sockaddr_in*>(each->ifa_netmask)->sin_addr);
       std::memset(mask.s6_addr, 0xff, 12);
-      all.push_back(
-          {mapped(reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr), mask});
+      all.push_back({mapped(reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr), mask});
     } else if (each->ifa_addr->sa_family == AF_INET6) {
       const auto* v6 = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr);
       if (IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) continue;

@@ -25,6 +25,8 @@ class TcpStream {
   TcpStream(const TcpStream&) = delete;
   TcpStream& operator=(const TcpStream&) = delete;
 
+  // Other threads use it from now on.
+  void begin_events();
   Rank peer() const { return peer_; }
   // Nothing arrives or leaves any more.
   bool ended() const { return ended_.load(std::memory_order_acquire); }

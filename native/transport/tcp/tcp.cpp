@@ -125,8 +125,8 @@ TcpTransport::Slot& TcpTransport::slot(QueueId queue, Rank peer) const {
     throw Error(ErrorKind::kQueue,
                 text("queue ", queue, ": this transport was made for ", queues_.size()));
   }
-  return const_cast<Slot&>(
-      slots_[std::size_t{queue} * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)]);
+  return const_cast<Slot&>(slots_[std::size_t{queue} * static_cast<std::size_t>(size_) +
+                                  static_cast<std::size_t>(peer)]);
 }
 
 TcpRequests* TcpTransport::to(QueueId queue, Rank peer) {
@@ -142,6 +142,10 @@ TcpRequests* TcpTransport::to(QueueId queue, Rank peer) {
   }
   if (!there.wanted.exchange(true)) {
     const std::lock_guard lock(mutex_);
+    if (TcpRequests* made = there.requests.load(std::memory_order_acquire)) {
+      there.wanted.store(false);  // it was made meanwhile
+      return made;
+    }
     wanted_.emplace_back(queue, peer);
     notify(wake_);
   }
@@ -158,7 +162,7 @@ bool TcpTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
       pgasdl::copy(own_data(*transfer.remote, transfer.remote_offset),
-           transfer.local->data + transfer.local_offset, transfer.bytes);
+                   transfer.local->data + transfer.local_offset, transfer.bytes);
     }
     if (flag != nullptr) {
       own_flag(flag->remote->board[flag->notification], flag->value, flag->add);
@@ -174,7 +178,7 @@ bool TcpTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer>
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
       pgasdl::copy(transfer.local->data + transfer.local_offset,
-           own_data(*transfer.remote, transfer.remote_offset), transfer.bytes);
+                   own_data(*transfer.remote, transfer.remote_offset), transfer.bytes);
     }
     if (flag != nullptr) own_flag(flag->local->board[flag->notification], flag->value, false);
     return true;
@@ -271,7 +275,7 @@ void TcpTransport::reconnect(Rank peer) {
         std::this_thread::yield();
       }
       there.requests.store(nullptr, std::memory_order_release);
-      requests->end("reconnect() dropped it");
+      requests->drop("", true);
       queues_[queue].faults.drop(peer);
     }
     there.failure.store(nullptr, std::memory_order_release);
@@ -281,7 +285,7 @@ void TcpTransport::reconnect(Rank peer) {
 void TcpTransport::lost(Rank peer) {
   for (QueueId queue = 0; queue < queues_.size(); ++queue) {
     TcpRequests* const requests = slot(queue, peer).requests.load(std::memory_order_acquire);
-    if (requests != nullptr) requests->drop("the rank is lost");
+    if (requests != nullptr) requests->drop("the rank is lost", false);
   }
 }
 
@@ -371,16 +375,24 @@ void TcpTransport::establish(TcpMeeting::Established made) {
   const std::lock_guard lock(mutex_);
   if (made.here) {
     Slot& there = slot(made.queue, made.peer);
-    auto requests = std::make_unique<TcpRequests>(std::move(made.socket), events_.get(), made.peer,
-                                                  queues_[made.queue], ++there.generation,
-                                                  listener_);
+    auto requests =
+        std::make_unique<TcpRequests>(std::move(made.socket), events_.get(), made.peer,
+                                      queues_[made.queue], ++there.generation, listener_);
+    requests->begin_events();
     there.requests.store(requests.get(), std::memory_order_release);
     there.wanted.store(false);
     streams_.push_back(std::move(requests));
   } else {
+    // Nothing of a connection before arrives any more.
+    for (TcpAnswers* before : answers_) {
+      if (before->peer() != made.peer || before->queue() != made.queue) continue;
+      before->end("its rank connected anew");
+      before->retire();
+    }
     auto answers = std::make_unique<TcpAnswers>(std::move(made.socket), events_.get(), made.peer,
-                                                *memories_, sleeper_);
+                                                made.queue, *memories_, sleeper_);
     answers_.push_back(answers.get());
+    answers->begin_events();
     streams_.push_back(std::move(answers));
   }
 }

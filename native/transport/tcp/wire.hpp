@@ -47,7 +47,7 @@ static_assert(sizeof(TcpFrame) == 56);
 // The handshake, in three messages. Both ends prove that they know the job's token, which never
 // travels: a code over the greeting and the other end's fresh random bytes cannot be replayed.
 using TcpNonce = std::array<char, 16>;
-struct TcpGreeting {  // of the rank that connects
+struct TcpGreeting {                                            // of the rank that connects
   static constexpr std::uint64_t kMagic = 0x31706374'6c646770;  // "pgdltcp1"
   std::uint64_t magic = kMagic;
   std::int32_t size = 0;

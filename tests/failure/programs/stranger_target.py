@@ -25,6 +25,7 @@ def main() -> None:
             segment.numpy()[:] = ctx.rank + 1
             ctx.barrier()
             ctx.read(segment[0:100], 1 - ctx.rank, segment[100:200])
+            ctx.wait()
             assert (segment.numpy()[:100] == 2 - ctx.rank).all()
             ctx.barrier()
             segment.delete()

@@ -1,0 +1,54 @@
+"""Ranks that are killed or stopped, where connections end and nothing is mapped."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from support.forking import Job
+from support.patience import took
+from tiers import full
+
+POINTS = ["waitsome", "gdraa", "storm", "barrier", "atomic", "passive", "segment", "exchange",
+          "wait_count", "counts", "group-allreduce", "group", "tree", "read", "bound"]  # fmt: skip
+STOPPING = {"PGASDL_STOPPED_AFTER": "1.0", "PGASDL_HEARTBEAT_MS": "100"}
+
+
+@pytest.mark.parametrize("victim", full([1, 0, 2], quick=1))
+@pytest.mark.parametrize("point", full(POINTS, quick=3))
+def test_every_survivor_names_the_killed_rank(
+    job: Callable[..., Job], point: str, victim: int
+) -> None:
+    ranks = job("endless.py", 3, point)
+    ranks.said("running")
+    killed_at = ranks.signal(victim, signal.SIGKILL)
+    survivors = [rank for rank in range(3) if rank != victim]
+    assert ranks.ended(survivors) == [0, 0], ranks.transcript()
+    for rank in survivors:
+        lost = ranks.event(rank, "lost")
+        assert (lost["kind"], lost["rank"]) == ("PeerLost", victim), ranks.transcript()
+        assert ranks.event(rank, "health")["health"][victim] == "died", ranks.transcript()
+        took("kill -9 to a survivor's error, over tcp", lost["at"] - killed_at, 0.25)
+
+
+@pytest.mark.parametrize("point", full(["waitsome", "atomic", "gdraa", "segment"], quick=1))
+def test_every_survivor_names_the_stopped_rank(job: Callable[..., Job], point: str) -> None:
+    ranks = job("endless.py", 3, point, **STOPPING)
+    ranks.said("running")
+    ranks.signal(1, signal.SIGSTOP)
+    try:
+        assert ranks.ended([0, 2]) == [0, 0], ranks.transcript()
+        for rank in (0, 2):
+            lost = ranks.event(rank, "lost")
+            assert (lost["kind"], lost["rank"]) == ("PeerLost", 1), ranks.transcript()
+            assert "rank 1, which stopped" in lost["text"] or "rank 1 stopped" in lost["text"]
+    finally:
+        ranks.signal(1, signal.SIGCONT)
+
+
+def test_one_of_two_leaves_in_peace(job: Callable[..., Job]) -> None:
+    """It sent its last words by another connection than the one whose end is seen."""
+    ranks = job("leaves.py", 2, "return", "waitsome")
+    assert ranks.ended() == [0, 0], ranks.transcript()
+    assert ranks.event(0, "lost")["health"][1] == "closed", ranks.transcript()
