@@ -115,6 +115,7 @@ LANES = (
     ),
     *(with_torch(*each) for each in TORCH.items()),
     folder("failure"),
+    folder("tcp", "iproute2"),
     folder("gpu"),
     folder("unit", without=("test_native.py", "test_topo.py")),
     folder("simulate", "libsimgrid-dev"),

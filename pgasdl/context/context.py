@@ -16,6 +16,7 @@ from pgasdl.context.collectives import CollectiveCalls
 from pgasdl.context.memory import MemoryCalls
 from pgasdl.context.peers import PeerCalls
 from pgasdl.context.reports import Reports
+from pgasdl.device.streams import stream_handle
 from pgasdl.group import Group
 from pgasdl.job import Job
 from pgasdl.numa import distances

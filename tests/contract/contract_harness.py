@@ -146,7 +146,7 @@ def can_run(ctx: Any, spec: PlanSpec) -> bool:
 # ranks each where a test allows it. From GATE_CORE's the gate runs those in CORE.
 QUICK = ("shm", "loopback")
 GATE = ("adversary-1", "unmapped", "gpu")
-GATE_CORE = ("mpich", "mpich_created")
+GATE_CORE = ("mpich", "mpich_created", "tcp")
 
 
 def tier(row: Transport, module: str) -> Any:

@@ -69,7 +69,7 @@ def test_colour_in_a_pipe_is_forced(tmp_path: Path) -> None:
         ("do", ["doctor"]),
         ("bench ", ["write_notify", "allreduce", "model", "c10d", "plans"]),
         ("bench model vgg16,res", ["vgg16,resnet50"]),
-        ("run --transport ", ["auto", "shm", "verbs", "mpi", "loopback"]),
+        ("run --transport ", ["auto", "shm", "verbs", "mpi", "tcp", "loopback"]),
         ("run --mpi o", ["openmpi"]),
         ("run -n 2 tr", ["tr"]),  # a file
         ("sim --plans ring,halv", ["ring,halving-doubling"]),

@@ -48,8 +48,9 @@ def connect(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> Store:
-    """Meet the other ranks of the job; raise PgasTimeoutError, or a BootstrapError that says what to set.
+    """Meet the other ranks of the job.
 
+    PgasTimeoutError: they did not appear. BootstrapError: says what to set.
     ``timeout``: seconds, also the default of the store's calls; None: ``config.timeout``.
     """
     environ = os.environ if environ is None else environ

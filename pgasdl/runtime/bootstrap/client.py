@@ -36,8 +36,8 @@ class StoreClient(Store):
     It tries several addresses in turn until the right one answers. ``secret``, ``size`` and
     ``job_id`` equal the server's. ``host`` is the rank that serves, None: the launcher; errors name
     it when the store is lost. ``look`` is called ten times a second while nothing answers; its
-    exception ends the wait. PgasTimeoutError: nothing answered. BootstrapError: another server did, or the
-    store refused this rank.
+    exception ends the wait. PgasTimeoutError: nothing answered. BootstrapError: another server did,
+    or the store refused this rank.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ def admit(
 ) -> Admission:
     """Try ``addresses`` in turn, again and again, until the store welcomes this rank.
 
-    ``look`` is called ten times a second until the store has proved itself. PgasTimeoutError: nothing
-    answered. BootstrapError: another server did, or the store refused this rank.
+    ``look`` is called ten times a second until the store has proved itself. PgasTimeoutError:
+    nothing answered. BootstrapError: another server did, or the store refused this rank.
     """
     deadline = time.monotonic() + timeout
     places = ", ".join(format_value(address) for address in addresses)

@@ -46,8 +46,8 @@ class Store(ABC):
     def get(self, key: str, timeout: float | None = None, *, owner: int | None = None) -> bytes:
         """Wait until ``key`` is there and return its value.
 
-        ``timeout`` 0 is one try. ``owner`` is the rank that puts the key: PeerLostError if that rank
-        ended before. PgasTimeoutError names the key, and the ranks that are not connected.
+        ``timeout`` 0 is one try. ``owner`` is the rank that puts the key: PeerLostError if that
+        rank ended before. PgasTimeoutError names the key, and the ranks that are not connected.
         """
 
     @abstractmethod
@@ -63,8 +63,8 @@ class Store(ABC):
 
         It is one request, however many ranks there are; they are in ascending order, without
         repetition. ``look`` is called ten times a second during the wait; its exception ends the
-        wait. PgasTimeoutError names a rank whose value is missing, and the ranks that are not connected.
-        PeerLostError: one of ``ranks`` ended without putting its value.
+        wait. PgasTimeoutError names a rank whose value is missing, and the ranks that are not
+        connected. PeerLostError: one of ``ranks`` ended without putting its value.
         """
 
     @abstractmethod

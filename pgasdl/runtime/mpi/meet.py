@@ -46,9 +46,9 @@ def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
     """Meet the ranks of a communicator, None: ``MPI.COMM_WORLD``. Collective over it.
 
     UnavailableError: there is no MPI, or it lacks a feature or sees another number of ranks.
-    PgasTimeoutError: a rank of the communicator did not come. ConfigError: rank and size are given, too, and
-    differ from the communicator's. BootstrapError: PGASDL_SECRET_FILE is no secret, or not the same
-    on all ranks.
+    PgasTimeoutError: a rank of the communicator did not come. ConfigError: rank and size are given,
+    too, and differ from the communicator's. BootstrapError: PGASDL_SECRET_FILE is no secret, or not
+    the same on all ranks.
     """
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator
