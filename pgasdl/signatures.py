@@ -21,7 +21,7 @@ def signature_of(method: Any) -> Signature:
         raise AttributeError(f"no signature in {text}") from error
     assert isinstance(function, ast.FunctionDef)
     given, kinds = function.args, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [(kinds[0], each) for each in given.posonlyargs]
+    positional: list[tuple[Any, ast.arg]] = [(kinds[0], each) for each in given.posonlyargs]
     positional += [(kinds[1], each) for each in given.args]
     values: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
     values += given.defaults

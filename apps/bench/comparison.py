@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pgasdl.context import Context
-from pgasdl.tools.bench.output import Table, ratio, short
+from pgasdl.tools.bench.output import Report, ratio, short
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import PATIENCE, Contender, best_of, usual
 
@@ -18,7 +18,7 @@ class Comparison:
     """Prints a row for the best contender of each group; all are compared with the first group."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self._table = session, Table(session.output, _COLUMNS)
+        self._session, self._table = session, Report(session.output, _COLUMNS)
         self.rows, self.end = self._table.rows, self._table.close
 
     def begin(self) -> None:

@@ -62,8 +62,8 @@ void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
     executor_.start(*bucket.executions[bucket.current], bucket.arrays[bucket.current], order);
     bucket.under_way = true;
   }
-  layer.ready = true;
-  layer.arrived = false;
+  layer.ready = begun_ = true;
+  layer.arrived = interrupted_ = false;
   --bucket.missing;
 }
 
@@ -73,10 +73,10 @@ std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
   if (bucket.under_way) return bucket.executions[bucket.current];
   if (layer.arrived) return nullptr;
   if (!layer.ready) {
+    if (!begun_ || interrupted_) return nullptr;
     throw Error(ErrorKind::kPlan,
                 text("wait(", number, ") without ready(", number, "): call ready(", number,
-                     ") on every rank when the layer's gradient is there; before the first one "
-                     "there is nothing to wait for"));
+                     ") on every rank when the layer's gradient is there"));
   }
   std::string others;
   for (const std::uint32_t member : bucket.layers) {

@@ -43,12 +43,15 @@ class LayerSchedule {
   // The layer's gradient is there, or will be after the work that a stream has so far; the last
   // layer of a bucket begins its exchange.
   void ready(std::int64_t layer, const StreamOrder* order = nullptr);
-  // The execution to wait for; null if it is over, for a layer that shared it. Throws if the layer
-  // was not ready since its last wait.
+  // The execution to wait for; null if it is over, for a layer that shared it, and before any layer
+  // was ready. Throws if the layer was not ready since its last wait, unless a wait was interrupted
+  // meanwhile: then the program may begin its loop of waits again.
   std::shared_ptr<Execution> awaited(std::int64_t layer) const;
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
   // The bucket's exchange is over, and its result was taken.
   void taken(std::size_t bucket, const Execution& execution);
+  // A wait ended by an error.
+  void note_interruption() { interrupted_ = true; }
   // A wait for the layer returns.
   void claim(std::size_t layer) { layers_.at(layer).arrived = false; }
   void note_wait(std::size_t layer, std::uint64_t began, std::uint64_t ended);
@@ -92,6 +95,8 @@ class LayerSchedule {
   std::vector<Layer> layers_;
   std::vector<Bucket> buckets_;
   std::optional<std::string> ended_;
+  bool begun_ = false;          // a layer was ready
+  bool interrupted_ = false;    // a wait was, and no layer was ready since
   bool abandoned_ = false;      // something was under way, or had failed, when it was closed
   std::uint64_t returned_ = 0;  // from the last call for a layer
 };

@@ -42,15 +42,17 @@ PeerLostError
 RankError, SegmentError, QueueError
     No such rank, slice or queue; nothing was posted.)" GASPI("write");
 
-inline constexpr const char* kRead = R"(Read ``source`` from ``peer``'s memory into ``target``.
+inline constexpr const char* kRead =
+    R"(Read ``source`` from ``peer``'s memory into ``target``.
 
-Local memory comes first: here it is the target. The bytes are here once ``wait(queue)`` returns.)" PARAMETERS R"(target : Slice
+Local memory comes first: here it is the target. The bytes are here once ``wait(queue)`` returns.)" PARAMETERS
+    R"(target : Slice
     n bytes of a local segment.
 peer : int
     Rank.
 source : Slice
     n bytes of a segment of ``peer``.)" AS_WRITE RAISES
-                                     R"(QueueFullError, PeerLostError, RankError, SegmentError, QueueError
+    R"(QueueFullError, PeerLostError, RankError, SegmentError, QueueError
     As for ``write``.)" GASPI("read");
 
 inline constexpr const char* kWriteList =

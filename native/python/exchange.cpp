@@ -505,6 +505,7 @@ void bind_exchange(nb::module_& module) {
         return std::pair(found.sum, found.squares);
       },
       "items"_a, "squares"_a = "",
+      nb::sig("def moments(items: object, squares: str = '') -> tuple[float, float]"),
       "The sum of an array, and of squares: of its ``items``, which leaves out the sum, or of "
       "their "
       "distances from the ``mean``. In float64, the same bits on all machines.");

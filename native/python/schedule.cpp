@@ -42,8 +42,13 @@ void wait_layer(const ScheduleHandle& self, Integer layer, std::optional<double>
     const std::uint64_t began = ticks();
     ~Stopwatch() { schedule.note_wait(layer, began, ticks()); }
   } stopwatch{*self.schedule, number};
-  wait_bucket(self, self.schedule->layer(number).bucket, self.schedule->awaited(layer.value),
-              limit);
+  const auto awaited = self.schedule->awaited(layer.value);
+  try {
+    wait_bucket(self, self.schedule->layer(number).bucket, awaited, limit);
+  } catch (...) {
+    self.schedule->note_interruption();
+    throw;
+  }
   self.schedule->claim(number);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pgasdl import _native
@@ -9,7 +10,7 @@ from pgasdl.collectives.allreduce import Allreduces
 from pgasdl.collectives.arrays import ArrayCollectives
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.state import CollectiveState
-from pgasdl.config import Config
+from pgasdl.config import Config, Limits
 from pgasdl.group import Group
 from pgasdl.job import Job
 from pgasdl.pool import Pool
@@ -36,3 +37,11 @@ class Part(Core):
     _pool: Pool
     _allreduces: Allreduces
     _arrays: ArrayCollectives
+
+    if TYPE_CHECKING:  # what a part takes from another
+
+        @property
+        def limits(self) -> Limits: ...  # noqa: D102
+        def group(  # noqa: D102
+            self, ranks: Iterable[int], *, timeout: float | None = None
+        ) -> Group: ...

@@ -16,7 +16,8 @@ using namespace pgasdl::testing;
 constexpr Rank kSize = 3;
 constexpr Rank kVictim = 2;
 
-// The victim throws while the others are in `call`, which must soon end with PeerLostError naming it.
+// The victim throws while the others are in `call`, which must soon end with PeerLostError naming
+// it.
 void lost_during(const char* what, const Settings& settings,
                  const std::function<void(Local&, const std::shared_ptr<Segment>&)>& call) {
   std::atomic<int> begun{0};

@@ -27,7 +27,7 @@ def test_every_survivor_names_the_killed_rank(
     assert ranks.ended(survivors) == [0, 0], ranks.transcript()
     for rank in survivors:
         lost = ranks.event(rank, "lost")
-        assert (lost["kind"], lost["rank"]) == ("PeerLost", victim), ranks.transcript()
+        assert (lost["kind"], lost["rank"]) == ("PeerLostError", victim), ranks.transcript()
         assert ranks.event(rank, "health")["health"][victim] == "died", ranks.transcript()
         took("kill -9 to a survivor's error, over tcp", lost["at"] - killed_at, 0.25)
 
@@ -41,7 +41,7 @@ def test_every_survivor_names_the_stopped_rank(job: Callable[..., Job], point: s
         assert ranks.ended([0, 2]) == [0, 0], ranks.transcript()
         for rank in (0, 2):
             lost = ranks.event(rank, "lost")
-            assert (lost["kind"], lost["rank"]) == ("PeerLost", 1), ranks.transcript()
+            assert (lost["kind"], lost["rank"]) == ("PeerLostError", 1), ranks.transcript()
             assert "rank 1, which stopped" in lost["text"] or "rank 1 stopped" in lost["text"]
     finally:
         ranks.signal(1, signal.SIGCONT)

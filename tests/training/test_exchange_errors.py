@@ -134,8 +134,7 @@ def test_direct_needs_mapped_memory(ctx: Context) -> None:
 def test_ready_twice_and_wait_too_early(ctx: Context) -> None:
     alone = GradientExchange(ctx, LAYERS)
     for layer in range(3):
-        with pytest.raises(PlanError, match=rf"wait\({layer}\) without ready\({layer}\)"):
-            alone.wait(layer)
+        alone.wait(layer)  # before the first iteration's forward pass: nothing is under way
     alone.ready(1)
     with pytest.raises(PlanError, match=r"layer 1 is ready twice.*wait\(1\)"):
         alone.ready(1)

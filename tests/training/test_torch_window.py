@@ -19,7 +19,7 @@ import pgasdl  # noqa: E402
 from pgasdl.torch import (  # noqa: E402
     Window,
     WindowAccessType,
-    signals,
+    puts,
     symmetric_memory,
 )
 
@@ -103,7 +103,7 @@ def test_signals_count(ctx: Any, world: str) -> None:
 
 def test_numbers_of_signals_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the greatest value of a notification."""
-    monkeypatch.setattr(signals, "_VALUES", 7)
+    monkeypatch.setattr(puts, "_VALUES", 7)
 
     def program(ctx: Any) -> None:
         window = Window(ctx, torch.zeros(1))

