@@ -2,10 +2,12 @@
 
 It has three parts, each of which finds faults by itself:
 
-``validate_phases``   each step is well formed, and all ranks' steps match
-``happens_before``    order: deadlocks, races and early flags in any interleaving
-``symbolic_run``      values: every rank has the result of the kind (``results``), with the same
-                      bits, in time
+``validate_phases``
+    Each step is well formed, and all ranks' steps match.
+``happens_before``
+    Order: deadlocks, races and early flags in any interleaving.
+``symbolic_run``
+    Values: every rank has the result of the kind (``results``), with the same bits, in time.
 
 If they find nothing, the first two prove that no run hangs and that no buffer is overwritten
 before it was read, for any number of iterations and of layers in flight. The third proves that

@@ -58,6 +58,12 @@ RemoteSegment TcpMemories::attach(Rank peer, const std::string& bytes) {
   return remote;
 }
 
+void TcpMemories::retract(const LocalSegment& segment) {
+  if (segment.keep == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  all_.erase(*static_cast<const std::uint32_t*>(segment.keep.get()));
+}
+
 std::uint32_t TcpMemories::number_of(const RemoteSegment& remote) {
   return *static_cast<const std::uint32_t*>(remote.keep.get());
 }
