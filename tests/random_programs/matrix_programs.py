@@ -58,6 +58,7 @@ REFUSED = (
     Difference(LayoutError, "an outer product is of vectors", "NumPy makes vectors of matrices"),
     Difference(TypeError, "not 'complex'", "the real part of complex numbers"),
     Difference(OverflowError, "too large to convert", "numbers that integers do not have"),
+    Difference(TypeError, "and 'NoneType'", "NumPy takes None where there are no elements"),
     Difference(ValueError, "invalid literal", "text as numbers, where there are no elements"),
     Difference(LayoutError, r"for elements of shape \(0,\)", "nothing is set"),
     Difference((OverflowError, ValueError), "cannot convert float", "inf and nan as integers"),
