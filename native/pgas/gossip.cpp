@@ -149,9 +149,11 @@ void Gossip::write_to(Peer& peer) {
   peer.announced = version_;
 }
 
-bool Gossip::begun() const {
-  return std::ranges::all_of(peers_,
-                             [](const Peer& peer) { return peer.begun || peer.place == kNone; });
+bool Gossip::begun(const std::atomic<Health>* states) const {
+  return std::ranges::all_of(peers_, [&](const Peer& peer) {
+    return peer.begun || peer.place == kNone ||
+           states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy;
+  });
 }
 
 bool Gossip::announced_all(const std::atomic<Health>* states) const {

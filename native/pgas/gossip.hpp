@@ -54,8 +54,8 @@ class Gossip {
   }
   // Says to a rank that it counts as lost, should it still read this.
   void tell_lost(Rank peer, Health how);
-  // True once every neighbour has been sent a beat, so that its end of beats means something.
-  bool begun() const;
+  // True once every neighbour that is healthy has been sent a beat.
+  bool begun(const std::atomic<Health>* states) const;
   // True if no rank needs news.
   bool announced_all(const std::atomic<Health>* states) const;
 

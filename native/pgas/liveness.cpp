@@ -106,7 +106,7 @@ void Liveness::run() {
     look_at_processes();
     look_at_heartbeats();
     if (gossip_ != nullptr) exchange_gossip();
-    begins = gossip_ != nullptr && !gossip_->begun() && !alarmed();
+    begins = gossip_ != nullptr && !gossip_->begun(own_->states());
     if (transport_->needs_progress()) transport_->progress();
     look_after_streams_();
   }

@@ -293,9 +293,9 @@ class GradientExchange:
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
         """Wait until ``layer``'s mean gradient (or its new weights) is here.
 
-        Call it just before the layer's weights are next used, but not before the first ``ready``.
-        On a GPU the call waits, too, and not a stream: the driver stops all other work beside a
-        stream that waits for the host.
+        Call it just before the layer's weights are next used. Before the first ``ready`` of all it
+        returns at once. On a GPU the call waits, too, and not a stream: the driver stops all other
+        work beside a stream that waits for the host.
 
         Parameters
         ----------
@@ -307,8 +307,8 @@ class GradientExchange:
         PgasTimeoutError
             Names the layer and a rank on which it is not ready; the next call continues.
         PlanError
-            No such layer; or it was not made ready since the last wait for it, or others of its
-            bucket were not.
+            No such layer; or it was not made ready since the last wait for it, unless a wait was
+            interrupted meanwhile; or others of its bucket were not.
         UnavailableError
             An update is due, and the current stream is captured into a CUDA graph: wait again
             outside of the capture.

@@ -15,19 +15,17 @@ from pathlib import Path
 
 import pytest
 from support.forking import Job
+from support.leftovers import sockets_of
 
 OFFER = struct.Struct("16siII")
 
 
 def mailbox(pid: int) -> str:
     """The address of a rank's mailbox, as anybody on the machine can find it."""
-    inodes = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            inodes.add(os.readlink(entry.path))
+    inodes = sockets_of(pid)
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
-        if len(words) > 7 and f"socket:[{words[6]}]" in inodes and words[7].startswith("@pgasdl-"):
+        if len(words) > 7 and words[6] in inodes and words[7].startswith("@pgasdl-"):
             return words[7][1:]
     raise AssertionError(f"process {pid} has no mailbox")
 

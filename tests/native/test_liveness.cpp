@@ -93,6 +93,20 @@ void who_has_not_begun_is_not_stopped() {
   CHECK(!look(2));
 }
 
+// A neighbour that has come so far that it sends beats, and stops before its first one.
+void who_has_begun_owes_a_first_beat() {
+  Heartbeats heartbeats(1, kPeriod, kLimit, {});
+  Clock::time_point now{};
+  const auto look = [&](std::uint64_t seen) {
+    heartbeats.look(now += kPeriod);
+    return heartbeats.stopped(0, seen, true);
+  };
+  for (int i = 0; i < 43; ++i) CHECK(!look(0));
+  CHECK(look(0));
+  for (int i = 0; i < 15; ++i) CHECK(!look(1));
+  CHECK(look(1));
+}
+
 }  // namespace
 
 int main() {
@@ -101,4 +115,5 @@ int main() {
   a_stop_of_the_whole_job_is_nobodys();
   a_starved_watcher_is_patient();
   who_has_not_begun_is_not_stopped();
+  who_has_begun_owes_a_first_beat();
 }

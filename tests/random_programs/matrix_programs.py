@@ -56,7 +56,7 @@ REFUSED = (
     Difference(LayoutError, "matrices have two at most", "more dimensions"),
     Difference(LayoutError, "a vector has no triangle", "NumPy makes a matrix of its rows"),
     Difference(LayoutError, "an outer product is of vectors", "NumPy makes vectors of matrices"),
-    Difference(TypeError, "not 'complex'", "the real part of complex numbers"),
+    Difference(TypeError, "(not|got) '?complex", "the real part of complex numbers"),
     Difference(OverflowError, "too large to convert", "numbers that integers do not have"),
     Difference(TypeError, "and 'NoneType'", "NumPy takes None where there are no elements"),
     Difference(ValueError, "invalid literal", "text as numbers, where there are no elements"),

@@ -82,21 +82,3 @@ def test_two_agents_of_torchrun(tmp_path: Path) -> None:
     told = two_hosts.succeeded(tmp_path, script, apart=True)
     assert "the same bits on 2 ranks" in told
     digits.require_same(2, saved)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("harm", ["loss 1%", "delay 20ms 5ms reorder 25%"])
-def test_a_bad_network(tmp_path: Path, harm: str) -> None:
-    """Packets that are lost, late or out of order change no bit."""
-    saved = tmp_path / "weights.npz"
-    agent = agent_of_two("node1", digits.training(saved))
-    script = f"""
-        if ! tc qdisc add dev cable root netem {harm}; then echo no netem; exit 0; fi
-        on node1 {agent} & first=$!
-        on node2 {agent} & second=$!
-        ended $first $second
-    """
-    told = two_hosts.succeeded(tmp_path, script, apart=True)
-    if "no netem" in told:
-        pytest.skip("this kernel has no netem")
-    digits.require_same(2, saved)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.forking import Job
+from support.leftovers import sockets_of
 
 GREETING = struct.Struct("=QiiiI16s")  # native/transport/tcp/wire.hpp
 REPLY = struct.Struct("=16sQ")
@@ -21,15 +22,12 @@ MAGIC = 0x31706374_6C646770
 
 def port(pid: int) -> int:
     """The port on which a rank listens, as anybody on the machine can find it."""
-    inodes = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            inodes.add(os.readlink(entry.path))
+    inodes = sockets_of(pid)
     for table in ("tcp6", "tcp"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             address, number = words[1].split(":")
-            if words[3] == "0A" and not int(address, 16) and f"socket:[{words[9]}]" in inodes:
+            if words[3] == "0A" and not int(address, 16) and words[9] in inodes:
                 return int(number, 16)
     raise AssertionError(f"process {pid} listens nowhere")
 

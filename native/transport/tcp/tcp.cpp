@@ -383,7 +383,7 @@ void TcpTransport::establish(TcpMeeting::Established made) {
     there.wanted.store(false);
     streams_.push_back(std::move(requests));
   } else {
-    // Nothing of a connection before arrives any more.
+    // Nothing of a connection before arrives any more. Who takes requests wants no other lock.
     for (TcpAnswers* before : answers_) {
       if (before->peer() != made.peer || before->queue() != made.queue) continue;
       before->end("its rank connected anew");
@@ -424,11 +424,16 @@ void TcpTransport::end_closing() {
   }
 }
 
+// Without the mutex: who receives, and is waited for here, may want it.
 void TcpTransport::retire_ended() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& stream : streams_) {
-    if (stream->ended()) stream->retire();
+  std::vector<TcpStream*> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& stream : streams_) {
+      if (stream->ended()) ended.push_back(stream.get());
+    }
   }
+  for (TcpStream* stream : ended) stream->retire();
 }
 
 }  // namespace pgasdl
