@@ -16,31 +16,39 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
+// Two ranks' transports, and a segment of each, of which the writer has attached the reader's.
+struct Ends {
+  static constexpr std::size_t kBytes = 384;
+  explicit Ends(const LoopbackFaults& faults)
+      : world(std::make_shared<LoopbackWorld>(2, faults)), writer(world, 0), reader(world, 1) {
+    const std::array<Rank, 2> both{0, 1};
+    for (std::size_t i = 0; i < local.size(); ++i) {
+      local[i].data = data[i].data();
+      local[i].bytes = kBytes;
+      local[i].board = &board[i];
+      local[i].notifications = 1;
+    }
+    there = writer.attach(1, reader.publish(local[1], both), kHost, soon());
+  }
+  std::shared_ptr<LoopbackWorld> world;
+  LoopbackTransport writer, reader;
+  std::array<std::array<std::byte, kBytes>, 2> data{};
+  std::array<FlagWord, 2> board{};
+  std::array<LocalSegment, 2> local;
+  RemoteSegment there;
+};
+
 // Over a fabric that keeps no order: how many of `rounds` flags were seen before all earlier data,
 // or whose word did not end with their last value. One thread, one seed.
 std::uint32_t overtaken(bool completion_first, std::uint32_t rounds) {
-  constexpr std::size_t kPieces = 6, kPiece = 64;
-  const auto world = std::make_shared<LoopbackWorld>(
-      2, LoopbackFaults{
-             .seed = 3, .delay = 3, .any_order = true, .completion_first = completion_first});
-  LoopbackTransport writer(world, 0);
-  LoopbackTransport reader(world, 1);
-  std::array<std::array<std::byte, kPieces * kPiece>, 2> data{};
-  std::array<FlagWord, 2> board{};
-  std::array<LocalSegment, 2> ends;
-  const std::array<Rank, 2> both{0, 1};
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    ends[i].data = data[i].data();
-    ends[i].bytes = data[i].size();
-    ends[i].board = &board[i];
-    ends[i].notifications = 1;
-  }
-  const RemoteSegment there = writer.attach(1, reader.publish(ends[1], both), kHost, soon());
+  constexpr std::size_t kPiece = 64;
+  Ends ends({.seed = 3, .delay = 3, .any_order = true, .completion_first = completion_first});
+  auto& [world, writer, reader, data, board, local, there] = ends;
   std::uint32_t wrong = 0;
   for (std::uint32_t round = 1; round <= rounds; ++round) {
     data[0].fill(static_cast<std::byte>(round));
-    for (std::uint64_t at = 0; at < kPieces * kPiece; at += kPiece) {
-      const Transfer piece{&ends[0], at, &there, at, kPiece};
+    for (std::uint64_t at = 0; at < Ends::kBytes; at += kPiece) {
+      const Transfer piece{&local[0], at, &there, at, kPiece};
       CHECK(writer.post_write(0, 1, {&piece, 1}, nullptr));
     }
     const RemoteFlag first{&there, 0, 2 * round};
@@ -62,6 +70,17 @@ void any_order() {
   const std::uint32_t wrong = overtaken(false, 200);
   CHECK_NOTE(wrong > 100, "only %u of 200 flags overtook their data", wrong);
   CHECK(overtaken(true, 200) == 0);
+}
+
+// Once a loss is accepted, nothing that was under way to the lost rank reads its source any more.
+void forgotten() {
+  Ends ends({.delay = 1'000'000'000, .late_source = true, .completion_first = true});
+  const Transfer all{&ends.local[0], 0, &ends.there, 0, Ends::kBytes};
+  const RemoteFlag flag{&ends.there, 0, 1};
+  CHECK(ends.writer.post_write(0, 1, {&all, 1}, &flag));
+  CHECK(!ends.writer.complete(0));
+  ends.writer.forget(1);
+  CHECK(ends.writer.complete(0));
 }
 
 void layout_of_boards() {
@@ -355,6 +374,7 @@ void lists_and_reads(const Settings& settings) {
 
 int main() {
   any_order();
+  forgotten();
   additions();
   layout_of_boards();
   told_marks();

@@ -321,4 +321,11 @@ void LoopbackTransport::progress() {
   }
 }
 
+// Drops what is under way: the program may use its sources again.
+void LoopbackTransport::forget(Rank peer) {
+  const std::lock_guard lock(mine().mutex);
+  std::erase_if(mine().pending, [&](const auto& operation) { return operation.peer == peer; });
+  std::erase_if(mine().connections, [&](const auto& to) { return to.first.second == peer; });
+}
+
 }  // namespace pgasdl

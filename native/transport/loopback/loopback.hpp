@@ -117,6 +117,7 @@ class LoopbackTransport final : public Transport {
     return !world_->faults_.immediate() || !world_->faults_.mapped;
   }
   void progress() override;
+  void forget(Rank peer) override;
 
  private:
   LoopbackWorld::RankState& mine() { return world_->ranks_[static_cast<std::size_t>(rank_)]; }
