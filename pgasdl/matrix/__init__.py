@@ -31,8 +31,9 @@ from pgasdl.matrix.making import (
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
 from pgasdl.matrix.products import matmul
 from pgasdl.matrix.reader import Reader
+from pgasdl.matrix.remapping import RemapHandle
 from pgasdl.matrix.serving import serve
-from pgasdl.matrix.space import Span, explain, trace
+from pgasdl.matrix.space import Span, explain, keep, trace
 from pgasdl.matrix.storage import load, load_state, save
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "LayoutError",
     "Movement",
     "Reader",
+    "RemapHandle",
     "Span",
     "array",
     "columns",
@@ -55,6 +57,7 @@ __all__ = [
     "fromfunction",
     "full",
     "grid",
+    "keep",
     "load",
     "load_state",
     "matmul",

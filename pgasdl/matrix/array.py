@@ -13,6 +13,7 @@ from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.layout import Block, Layout
+from pgasdl.matrix.remapping import RemapHandle, begin_remap
 from pgasdl.matrix.serving import Numbered, served
 from pgasdl.matrix.space import Space
 
@@ -67,6 +68,8 @@ class DistributedArray(Numbered):
     def __del__(self) -> None:
         if hasattr(self, "_flat"):  # an error came first
             self.space.spare.take(self)
+            if self.space.kept.limit and self._original is None:
+                self.space.kept.drop(self)
 
     def take_number(self) -> None:
         """Take the next number, the same on all ranks if they are in step.
@@ -99,9 +102,19 @@ class DistributedArray(Numbered):
         self._flat = flat
 
     @property
+    def number(self) -> int:
+        """Its number in the space, that of its original; 0: it has none."""
+        return self._number
+
+    @property
+    def version(self) -> int:
+        """How often it was changed."""
+        return self._changes[0]
+
+    @property
     def identity(self) -> str:
         """Text that differs between ranks that are out of step, or whose arrays differ."""
-        told = f"array {self._number} version {self._changes[0]}"
+        told = f"array {self.number} version {self.version}"
         return f"{told}, {core_dtype(self.dtype)}, {self.layout.identity}"
 
     @property
@@ -157,6 +170,7 @@ class DistributedArray(Numbered):
         """
         self.require_original()
         self._changes[0] += 1
+        self.space.kept.drop(self)
 
     def require_original(self) -> None:
         """Raise LayoutError for a replica, which only its original changes, and in explain()."""
@@ -204,6 +218,22 @@ class DistributedArray(Numbered):
         return found
 
     @served
+    def remap_async(self, layout: Layout | str, dtype: npt.DTypeLike | None = None) -> RemapHandle:
+        """Begin to remap it; ``wait()`` of the handle returns it in the other layout. Collective.
+
+        Meanwhile ranks compute; nobody changes it. Blocks in the pool move meanwhile: a thread
+        copies them where memory is mapped, else they are read. Blocks outside the pool, or of
+        another dtype that are to be read, move in ``wait()``. Parameters and errors as for
+        :meth:`remap`.
+
+        Notes
+        -----
+        dMath: asynchronous remap.
+        """
+        wanted = self.space.layout(self.layout.shape, layout)
+        return begin_remap(self, wanted, self.dtype if dtype is None else as_numpy_dtype(dtype))
+
+    @served
     def replica(self, layout: Layout | str, dtype: npt.DTypeLike | None = None) -> Self:
         """Return a copy in another layout that is kept, and moved again only after a change.
 
@@ -244,8 +274,9 @@ class DistributedArray(Numbered):
 
     @served
     def forget(self) -> None:
-        """Give up the memory of all replicas."""
+        """Give up the memory of all replicas, and of what products keep."""
         self._seen.clear()
+        self.space.kept.drop(self)
 
     @served
     def everywhere(self) -> Array:

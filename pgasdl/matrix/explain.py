@@ -35,16 +35,19 @@ class Movement:
         Pairs of ranks that send each other something.
     seconds : float
         Predicted.
+    kept : int
+        Bytes of a product's operands that this rank keeps, and does not read again.
     """
 
     what: str
     nbytes: int
     messages: int
     seconds: float
+    kept: int = 0
 
     def __str__(self) -> str:
-        micro = self.seconds * 1e6
-        return f"{self.nbytes} bytes in {self.messages} messages, {micro:.1f} us: {self.what}"
+        micro, kept = self.seconds * 1e6, f" ({self.kept} kept here)" if self.kept else ""
+        return f"{self.nbytes} bytes{kept} in {self.messages} messages, {micro:.1f} us: {self.what}"
 
 
 @dataclass(slots=True)
@@ -104,10 +107,10 @@ class Explanation:
         what = f"{source} to {target}" + ("" if at is None else f" at {at}")
         self.movements.append(Movement(what, item * sum(moved), len(moved), seconds))
 
-    def note_product(self, a: Layout, b: Layout, way: Way) -> None:
-        """Note a product of two matrices."""
+    def note_product(self, a: Layout, b: Layout, way: Way, kept: int) -> None:
+        """Note a product of two matrices, of which this rank keeps so many bytes."""
         what = f"product of {a} and {b}, {way.name}"
-        self.movements.append(Movement(what, way.nbytes, way.messages, way.seconds))
+        self.movements.append(Movement(what, way.nbytes, way.messages, way.seconds, kept))
 
     def note_reduction(self, array: npt.NDArray[Any]) -> None:
         """Note that all ranks' arrays are reduced, as by plan gdraa."""

@@ -54,11 +54,11 @@ class Homes:
             return flat.reshape(rows, n)
         return np.lib.stride_tricks.as_strided(flat, (rows, n), (step * item, item))
 
-    def fetch(self, pieces: Pieces, target: Array) -> None:
+    def fetch(self, pieces: Pieces, target: Array, queue: int = 0) -> None:
         """Fill an array with pieces of ranks' parts.
 
         Those of peers that are not mapped are read, into the pool: they are there after
-        ``context.wait()``.
+        ``context.wait(queue)``.
         """
         names = core_dtype(target.dtype), core_dtype(self._flat.dtype)
         for holder, table, _ in pieces:
@@ -68,9 +68,9 @@ class Homes:
                 to, source = (target.ctypes.data, names[0]), (begin, names[1])
                 _native.load_rows(self._group.context, peer, *rows, to, source)
             else:
-                self._read(holder, table, target)
+                self._read(holder, table, target, queue)
 
-    def _read(self, holder: int, table: Any, target: Array) -> None:
+    def _read(self, holder: int, table: Any, target: Array, queue: int) -> None:
         """Post the reads from one rank."""
         context, item = _context(self._group), target.itemsize
         home = self._places[holder]
@@ -92,10 +92,10 @@ class Homes:
         for begin in range(0, len(slices), _MOST_ROWS):
             part = slices[begin : begin + _MOST_ROWS]
             try:
-                context.read_list(part, peer)
+                context.read_list(part, peer, queue=queue)
             except QueueFullError:
-                context.wait()
-                context.read_list(part, peer)
+                context.wait(queue)
+                context.read_list(part, peer, queue=queue)
 
 
 def find_homes(

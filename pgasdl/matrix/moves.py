@@ -66,6 +66,19 @@ def pieces_of(layout: Layout, window: Extent, rank: int, size: int) -> Pieces:
     return pieces_between(layout, target, rank, size, (row, column))
 
 
+def pieces_into(layout: Layout, window: Extent, rank: int, size: int) -> Pieces:
+    """Return the same, to have the window where it lies in the whole matrix."""
+    row, column, _, columns = window
+    found = []
+    for holder, table, n in pieces_of(layout, window, rank, size):
+        lands = table.copy()
+        down, across = np.divmod(table[:, 4], columns)
+        lands[:, 4] = (row + down) * layout.shape[1] + column + across
+        lands[:, 5] = layout.shape[1]
+        found.append(Piece(holder, lands, n))
+    return tuple(found)
+
+
 def _numbers(rows: Rows) -> tuple[int, ...]:
     return rows.n, rows.rows, rows.src, rows.src_step, rows.dst, rows.dst_step
 

@@ -36,15 +36,27 @@ from pgasdl.matrix.space import Space
 _LARGEST = 1 << 20
 
 
-def multiply(a: Operand, b: Operand, wanted: Layout | None, stationary: str | None) -> Any:
-    """Return the product, in a layout. Collective."""
+def multiply(
+    a: Operand,
+    b: Operand,
+    wanted: Layout | None,
+    stationary: str | None,
+    wire: np.dtype[Any] | None = None,
+) -> Any:
+    """Return the product, in a layout; operands that move are rounded to ``wire``. Collective."""
     space = a.array.space
     element = np.result_type(a.array.dtype, b.array.dtype)
     while True:
-        how = wanted, stationary, element.itemsize, space.group.mapped, space.model
+        item = min(each.itemsize for each in (element, wire) if each is not None)
+        how = wanted, stationary, item, space.group.mapped, space.model
         way = choose(a.layout, b.layout, space.group.size, *how)
+        if wire is not None:
+            a, b = (
+                each.rounded(wire) if moves else each
+                for each, moves in zip((a, b), way.moving, strict=True)
+            )
         if space.told is not None:
-            space.told.note_product(a.layout, b.layout, way)
+            space.told.note_product(a.layout, b.layout, way, a.kept + b.kept)
             result = make(2, space, way.layout, element)
             break
         result = _run(space, way, a, b, element)
@@ -118,7 +130,7 @@ class _Product:
                 for block, (_, out) in zip(a.layout.of(space.rank), found.blocks(), strict=False)
             ]
             self._sums = list(self._to_add(a.layout))
-            self.products.reserve((down, across) for _, down, across in self._sums)
+            self.products.reserve(((down, across) for _, down, across in self._sums), keep=False)
         group = space.group
         where = group.rank, group.size, group.mapped
         self._goals = [
@@ -151,6 +163,14 @@ class _Product:
 
     def multiply(self) -> None:
         """Multiply what this rank multiplies."""
+        try:
+            self._multiply()
+        except BaseException:
+            self._a.forget()
+            self._b.forget()
+            raise
+
+    def _multiply(self) -> None:
         a, b = self._a, self._b
         edge = SPARE if self._adds else 0
         spare = self._space.empty(edge * edge, self._exact).reshape(edge, edge)

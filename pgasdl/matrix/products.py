@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.choice import STATIONARY, single
-from pgasdl.matrix.elements import Array, as_computed
+from pgasdl.matrix.elements import STORED, Array, as_computed
 from pgasdl.matrix.elementwise import require_room
 from pgasdl.matrix.index import put
 from pgasdl.matrix.layout import Block, Layout
@@ -29,6 +31,7 @@ def matmul(
     transpose_b: bool = False,
     layout: Layout | str | None = None,
     stationary: str | None = None,
+    wire: npt.DTypeLike | None = None,
 ) -> Any:
     """Return a product of matrices and vectors, as ``numpy.matmul`` and operator ``@``. Collective.
 
@@ -45,6 +48,9 @@ def matmul(
         Of the matrix that is returned; None: where it is computed.
     stationary : str, optional
         What stays where it is: "result", "a" or "b"; None: what is predicted to be fastest.
+    wire : dtype, optional
+        A narrower one, such as ``bfloat16``, to which operands are rounded that ranks need of each
+        other; None: none is. Sums are as wide as without it.
 
     Returns
     -------
@@ -53,8 +59,8 @@ def matmul(
     Raises
     ------
     LayoutError
-        Shapes that do not fit, operands of different groups, or a stationary operand of which some
-        rank has several blocks, or a block that others have, too.
+        Shapes or a ``wire`` that do not fit, operands of different groups, or a stationary operand
+        of which some rank has several blocks, or a block that others have, too.
     MismatchError
         Ranks multiply different matrices.
     PeerLostError, PgasTimeoutError
@@ -68,8 +74,8 @@ def matmul(
     require_same_space(*(each for each in (left, right) if isinstance(each, DistributedArray)))
     shapes = left.shape, right.shape
     if len(shapes[0]) == len(shapes[1]) == 2:
-        return _matrices(left, right, (transpose_a, transpose_b), layout, stationary)
-    if transpose_a or transpose_b or layout is not None or stationary is not None:
+        return _matrices(left, right, (transpose_a, transpose_b), layout, stationary, wire)
+    if transpose_a or transpose_b or any(x is not None for x in (layout, stationary, wire)):
         raise LayoutError("a vector is not transposed, and its product has a layout of its own")
     if not {left.ndim, right.ndim} <= {1, 2} or shapes[0][-1] != shapes[1][0]:
         raise LayoutError(f"a product of shapes {shapes[0]} and {shapes[1]}")
@@ -121,6 +127,7 @@ def _matrices(
     turned: tuple[bool, bool],
     layout: Layout | str | None,
     stationary: str | None,
+    wire: npt.DTypeLike | None,
 ) -> Any:
     space = (left if isinstance(left, DistributedArray) else right).space
     a, b = (
@@ -137,7 +144,13 @@ def _matrices(
             raise LayoutError(
                 f"{name} cannot stay: {operand.layout} is not one block for each rank"
             )
-    return multiply(a, b, None if layout is None else space.layout(shape, layout), stationary)
+    narrow = None if wire is None else as_numpy_dtype(wire)
+    if narrow is not None and narrow not in (*STORED, np.dtype(np.float32)):
+        raise LayoutError(f"wire {narrow}: float16, bfloat16 or float32")
+    if narrow is not None and any(each.array.dtype.kind in "iub" for each in (a, b)):
+        raise LayoutError(f"wire {narrow}: integers are not rounded")
+    wanted = None if layout is None else space.layout(shape, layout)
+    return multiply(a, b, wanted, stationary, narrow)
 
 
 def _distributed(operand: Any, space: Space) -> DistributedArray:

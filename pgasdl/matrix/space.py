@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from pgasdl.group import Group, Steps
 from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
 from pgasdl.matrix.homes import find_homes
+from pgasdl.matrix.kept import Kept
 from pgasdl.matrix.layout import Layout, Shape, named
 from pgasdl.matrix.moves import Pieces, moves_between, pieces_between
 from pgasdl.matrix.serving import quiet, served
@@ -66,10 +67,11 @@ class Space:
         # Where it is noted what would move, while nothing does; and what this rank does.
         self.told: Explanation | None = None
         self.spans: list[Span] | None = None
-        self.n_arrays, self.spare = 0, Spare()
+        self.n_arrays, self.spare, self.kept = 0, Spare(), Kept()
         self.namespace: Any = None  # of the array API, once somebody has asked for it
         # Replicas that would have been filled, had their elements not been explained only.
         self.pretended: list[Any] = []
+        self.remaps: list[Any] = []  # under way: their memory stays until they have ended
         segments, size = context.segments, group.size
         flags, nbytes = notifications(group), inbox_bytes(group)
         with self.steps("the first matrix") as steps:
@@ -78,6 +80,11 @@ class Space:
             )
         self._numbers = _native.Numbering(self._segment, 0, flags, exclusive=True)
         self._calls = PairwiseCalls(group, self._segment, 0, self._numbers)
+
+    @cached_property
+    def queue(self) -> int:
+        """The queue of reads that products do not wait for."""
+        return self.context.queue_create()
 
     @property
     def model(self) -> Model:
@@ -223,6 +230,8 @@ class Space:
         """Give up the executions and, unless peers may still write there, the memory."""
         broken = self._numbers.under_way or self._numbers.failed
         self._calls.close()
+        if "queue" in vars(self) and not self.remaps and not self.context.closed:
+            self.context.queue_delete(self.queue)
         if self.group.mapped or not broken:
             self._segment.close()
 
@@ -234,6 +243,34 @@ def space_of(where: Context | Group) -> Space:
     context: Any = group.context
     made: Space = context.state.belonging(group, Space, lambda: Space(context, group))
     return made
+
+
+@served
+def keep(where: Context | Group, nbytes: int) -> None:
+    """Let products keep what they read of peers' blocks. Collective in a group's first use.
+
+    A later product of the same matrix, transposed or not, then reads only what is not there. A
+    matrix is kept until it is changed; the one that was not used for the longest time makes room.
+    Nothing is kept where ranks map each other's memory, and of matrices outside the pool, which
+    products replicate.
+
+    Parameters
+    ----------
+    where : Context or Group
+        Of the matrices.
+    nbytes : int
+        At most, on each rank, in the pool; each matrix takes its whole size. 0, as at first:
+        nothing is kept.
+
+    Notes
+    -----
+    dMath: blocks that pass by in the forward pass need not be sent again in the backward pass.
+    """
+    if nbytes < 0:
+        raise ValueError(f"keep {nbytes} bytes: 0 or more")
+    kept = space_of(where).kept
+    kept.limit = nbytes
+    kept.shrink(nbytes)
 
 
 @contextmanager

@@ -236,6 +236,43 @@ def test_a_replica_moves_once_until_its_original_changes(ctx: Any) -> None:
 
 
 @contract(ranks=(2, 3))
+def test_a_remap_goes_on_while_ranks_compute(ctx: Any) -> None:
+    """In the pool it has begun; several at once, of other dtypes, and outside the pool, too."""
+    for pool in (False, True):
+        if pool:
+            ctx.pool(4 << 20)
+        a = pm.standard_normal(ctx, (70, 50), 1)
+        A = np.asarray(a)
+        before = ctx.counters()
+        first = a.remap_async("columns")
+        begun = (ctx.counters() - before).total
+        if pool and not ctx.mapped:
+            assert begun.bytes_read == 4 * (70 - len(a.flat) // 50) * (first.wait().flat.size // 70)
+        b = a * 2
+        second = b.remap_async("grid", "float64")
+        third = pm.zeros(ctx, 12).remap_async("replicated")
+        local = A @ A.T
+        same(first.wait(), A)
+        assert first.wait() is first.wait()
+        assert np.array_equal(np.asarray(second.wait()), (A * 2).astype(np.float64))
+        assert second.wait().layout.name == "grid"
+        assert third.wait().flat.tolist() == [0] * 12
+        assert np.array_equal(local, A @ A.T)
+        late = a.remap_async("columns")
+        a[0, 0] = 5
+        for _ in range(2):
+            with pytest.raises(LayoutError, match="was changed before"):
+                late.wait()
+        same(a.remap_async("columns").wait(), np.asarray(a))
+        assert pm.explain(ctx, lambda: a.remap_async("columns").wait()).nbytes > 0  # noqa: B023
+        a.remap_async("columns")  # nobody waits for it
+    with pytest.raises(LayoutError, match="triangle"):
+        a.remap_async("triangle")
+    ranks = pm.serve(ctx, lambda ctx: (pm.zeros(ctx, (6, 6)) + 1).remap_async("grid").wait().sum())
+    assert ranks == (36 if ctx.rank == 0 else None)
+
+
+@contract(ranks=(2, 3))
 def test_a_steady_loop_registers_nothing(ctx: Any) -> None:
     ctx.pool(1 << 18)
     a, w = pm.standard_normal(ctx, (64, 32), 1), pm.standard_normal(ctx, 32, 2)

@@ -100,21 +100,113 @@ def test_what_a_product_moves(ctx: Any) -> None:
     c = a @ b
     ctx.barrier()
 
-    def moved(expression: Any) -> int:
-        before = ctx.counters()
-        expression()
-        return int((ctx.counters() - before).total.bytes_read)
-
     due = 0 if ctx.world.mapped else 128 * 64 * 8
-    assert moved(lambda: a @ b) == due
+    assert read(ctx, lambda: a @ b) == due
     whole = b.replica("replicated")
     assert pm.explain(ctx, lambda: a @ whole).nbytes == 0
-    assert moved(lambda: a @ whole) == 0
+    assert read(ctx, lambda: a @ whole) == 0
     np.asarray(a), b.everywhere()  # to look at operands changes nothing
-    assert moved(lambda: a @ b) == due
+    assert read(ctx, lambda: a @ b) == due
     again = a @ b
     assert again.layout == c.layout
     assert np.array_equal(np.asarray(again), np.asarray(c))
+
+
+def read(ctx: Any, expression: Any) -> int:
+    """Compute something; return the bytes that this rank read for it."""
+    before = ctx.counters()
+    expression()
+    return int((ctx.counters() - before).total.bytes_read)
+
+
+@contract(ranks=2)
+def test_what_was_read_is_kept_until_it_changes(ctx: Any) -> None:
+    """Forward, the same again, and backward with the same weights: read once."""
+    ctx.pool(8 << 20)
+    x, dy = (pm.standard_normal(ctx, (64, 256), seed, dtype="float64") for seed in (1, 2))
+    w = pm.standard_normal(ctx, (256, 256), 3, dtype="float64")
+
+    def forward() -> Any:
+        return pm.matmul(x, w, stationary="result")
+
+    def backward() -> Any:
+        return pm.matmul(dy, w, transpose_b=True, stationary="result")
+
+    half = 0 if ctx.world.mapped else 128 * 256 * 8  # of w, which the other rank has
+    assert [read(ctx, each) for each in (forward, forward, backward)] == [half] * 3
+    due = forward(), backward()
+    pm.keep(ctx, w.size * 8)
+    assert [read(ctx, each) for each in (forward, forward, backward)] == [half, 0, 0]
+    for found, same in zip((forward(), backward()), due, strict=True):
+        assert np.array_equal(np.asarray(found), np.asarray(same))
+    (movement,) = pm.explain(ctx, backward).movements
+    assert movement.kept == 2 * half
+    assert ("kept here" in str(movement)) == bool(half)
+    w[255, 255] = 7  # one rank has it; all drop what they keep
+    assert [read(ctx, each) for each in (forward, backward)] == [half, 0]
+    assert np.allclose(np.asarray(forward()), np.asarray(x) @ np.asarray(w), rtol=1e-12)
+    w.forget()
+    assert [read(ctx, each) for each in (forward, backward)] == [half, 0]
+    other = w.copy()
+    assert [read(ctx, lambda: x @ other), read(ctx, forward)] == [half, half]  # no room for both
+    pm.keep(ctx, 0)
+    assert [read(ctx, each) for each in (forward, forward)] == [half] * 2
+    with pytest.raises(ValueError, match="-1 bytes"):
+        pm.keep(ctx, -1)
+
+
+@contract(ranks=(2, 3))
+def test_products_of_what_is_kept_are_right(ctx: Any) -> None:
+    """Of a few matrices that change in between, with room for some of them."""
+    ctx.pool(4 << 20)
+    dice = random.Random(6)
+    pm.keep(ctx, 3 * 90 * 90 * 4)
+    dtypes = "float32", "float64", "int32", "float32"
+    whole = [whole_numbers(dice, (90, 90), dtype) for dtype in dtypes]
+    arrays = [pm.array(ctx, each, drawn(dice, (90, 90), ctx.size)) for each in whole]
+    for _ in range(60):
+        i, j = (dice.randrange(len(arrays)) for _ in range(2))
+        X, Y = (whole[k].astype(np.float64) for k in (i, j))
+        if dice.random() < 0.2:
+            place = dice.randrange(90), slice(dice.randrange(90), None)
+            arrays[i][place] = whole[i][place] = dice.randint(-2, 2)
+        elif dice.random() < 0.1:
+            arrays[i] = arrays[i].remap(drawn(dice, (90, 90), ctx.size))
+        else:
+            turned = dice.random() < 0.5, dice.random() < 0.5
+            how = {"transpose_a": turned[0], "transpose_b": turned[1]}
+            found = pm.matmul(arrays[i], arrays[j], layout="rows", **how)
+            due = (X.T if turned[0] else X) @ (Y.T if turned[1] else Y)
+            assert np.array_equal(np.asarray(found).astype(np.float64), due)
+
+
+@contract(ranks=(2, 3))
+def test_operands_are_rounded_on_the_way(ctx: Any) -> None:
+    """What moves is; sums are in float32, as far from the product as rounding allows."""
+    for pool in (False, True):
+        if pool:
+            ctx.pool(8 << 20)
+        a, b = (pm.standard_normal(ctx, (130, 130), seed, dtype="float64") for seed in (1, 2))
+        A, B = (np.asarray(each) for each in (a, b))
+        for wire, unit in (("bfloat16", 2.0**-9), ("float16", 2.0**-11), ("float32", 2.0**-24)):
+            for layouts in (("rows", "rows"), ("rows", "columns"), ("grid", "grid")):
+                x, y = (each.remap(layout) for each, layout in zip((a, b), layouts, strict=True))
+                found = pm.matmul(x, y, wire=wire)
+                assert found.dtype == np.float64
+                far = np.abs(np.asarray(found) - A @ B)
+                assert (far <= 2.01 * unit * (np.abs(A) @ np.abs(B))).all()
+                assert far.max() > 0
+    dues = {}
+    for wire in ("float32", "float16"):
+        pm.matmul(a, b, stationary="result", wire=wire)  # rounds
+        dues[wire] = read(ctx, lambda: pm.matmul(a, b, stationary="result", wire=wire))  # noqa: B023
+    if not ctx.world.mapped:
+        assert dues["float32"] == 2 * dues["float16"] > 0
+    for wire, why in (("float64", "float16, bfloat16"), ("int32", "float16, bfloat16")):
+        with pytest.raises(LayoutError, match=why):
+            pm.matmul(a, b, wire=wire)
+    with pytest.raises(LayoutError, match="integers"):
+        pm.matmul(a, pm.eye(ctx, 130, dtype="int32"), wire="float16")
 
 
 @contract(ranks=2)
@@ -159,6 +251,7 @@ def test_a_loop_of_products_registers_nothing(ctx: Any) -> None:
 def test_a_product_that_timed_out_goes_on(ctx: Any) -> None:
     """By the same call; meanwhile every other one is refused."""
     ctx.pool(1 << 20, timeout=10)
+    pm.keep(ctx, 1 << 20)
     dice = random.Random(5)
     A, B = (whole_numbers(dice, (20, 20), "float64") for _ in range(2))
     a, b = pm.array(ctx, A), pm.array(ctx, B)

@@ -59,7 +59,7 @@ REFUSED = (
     Difference(TypeError, "(not|got) '?complex", "the real part of complex numbers"),
     Difference(OverflowError, "too large to convert", "numbers that integers do not have"),
     Difference(TypeError, "and 'NoneType'", "NumPy takes None where there are no elements"),
-    Difference(ValueError, "invalid literal", "text as numbers, where there are no elements"),
+    Difference(ValueError, "invalid literal|could not convert", "text, where nothing is set"),
     Difference(LayoutError, r"for elements of shape \(0,\)", "nothing is set"),
     Difference((OverflowError, ValueError), "cannot convert float", "inf and nan as integers"),
 )
@@ -123,6 +123,7 @@ class Run:
         _, _, pool, (m, n), made, self.steps = program
         if pool:
             ctx.pool(pool)
+            pm.keep(ctx, pool // 2)
         self.variables: list[Variable] = []
         self.before: list[Any] = []  # of NumPy: local operands of a step
         for form, kind, layout, seed in made:
@@ -449,6 +450,14 @@ class Side:
     def remap(self, a: int, layout: str) -> Any:
         x = self._var(a)
         return x.remap(self._layout(layout, x)) if self._here else x.copy()
+
+    def remap_meanwhile(self, a: int, layout: str, b: int) -> Any:
+        x = self._var(a)
+        if not self._here:
+            return x.copy()
+        handle = x.remap_async(self._layout(layout, x))
+        self._var(b).T  # noqa: B018 (computed, and compared nowhere)
+        return handle.wait()
 
     def narrow(self, a: int, layout: str, kind: str) -> Any:
         x = self._var(a)

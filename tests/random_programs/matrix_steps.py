@@ -106,6 +106,7 @@ def _steps() -> st.SearchStrategy[Any]:
         *step("touch", _VAR, among([1, 0])),
         *step("astype", _VAR, _KIND),
         *step("remap", _VAR, _LAYOUT),
+        *step("remap_meanwhile", _VAR, _LAYOUT, _VAR),
         *step("narrow", _VAR, _LAYOUT, _KIND),
         *step("replica", _VAR, _LAYOUT),
         *step("where", _VALUE, _VALUE, _VALUE),
