@@ -6,9 +6,9 @@ from threading import Thread
 from typing import Any
 
 from pgasdl.errors import LayoutError, PgasTimeoutError
-from pgasdl.matrix.homes import find_homes
+from pgasdl.matrix.homes import Homes, find_homes
 from pgasdl.matrix.layout import Layout
-from pgasdl.matrix.moves import pieces_between
+from pgasdl.matrix.moves import Pieces, pieces_between
 from pgasdl.matrix.serving import Numbered, served
 from pgasdl.matrix.space import Space
 
@@ -38,7 +38,7 @@ class RemapHandle(Numbered):
         space.remaps.append(self)  # peers read its blocks, and it reads theirs, until wait()
         self._moving = True
         if mapped:
-            self._thread = Thread(target=homes[0].fetch, args=(pieces, taken), daemon=True)
+            self._thread = Thread(target=self._copy, args=(homes[0], pieces), daemon=True)
             self._thread.start()
         else:
             homes[0].fetch(pieces, taken, space.queue)
@@ -72,6 +72,10 @@ class RemapHandle(Numbered):
             self._result.take_number()
         self._taken = True
         return self._result
+
+    def _copy(self, homes: Homes, pieces: Pieces) -> None:
+        with self.space.during("move"):
+            homes.fetch(pieces, self._result.flat)
 
     def _arrive(self, seconds: float) -> None:
         if self._thread is None:

@@ -34,8 +34,9 @@ NAMES = {
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (
         "Block DistributedMatrix DistributedVector Explanation Layout LayoutError Movement Reader "
-        "Span array columns cyclic empty explain eye from_dtensor fromfunction full grid load "
-        "load_state matmul random replicated rows save serve standard_normal to_dtensor trace zeros"
+        "RemapHandle Span array columns cyclic empty explain eye from_dtensor fromfunction full "
+        "grid keep load load_state matmul random replicated rows save serve standard_normal "
+        "to_dtensor trace zeros"
     ),
     "pgasdl.plans": (
         "Call Case Copy EXCHANGES Flush KINDS Members PLANS Plan PlanError PlanSpec Put Reduce "
