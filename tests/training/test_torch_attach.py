@@ -41,6 +41,9 @@ WAYS: list[dict[str, Any]] = [
     {"kind": "update", "plan": "tree"},
     {"kind": "update", "plan": "gdraa", "bucket_bytes": 1 << 20},
     {"kind": "update", "plan": "tree", "bucket_bytes": 1 << 10, "rotate_root": True},
+    {"kind": "update", "early": True},
+    {"kind": "update", "early": True, "plan": "tree", "bucket_bytes": 1 << 10},
+    {"kind": "update", "early": True, "plan": "gdraa", "deferred": False},
     {"kind": "update", "deferred": False},
 ]
 

@@ -17,7 +17,7 @@ from torch import nn, optim  # noqa: E402
 from torch_tools import bits, loss_of, made, small  # noqa: E402
 
 from pgasdl import GradientExchange, loopback  # noqa: E402
-from pgasdl.errors import UnavailableError  # noqa: E402
+from pgasdl.errors import ConfigError, PlanError, UnavailableError  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
 from pgasdl.torch.attachment.update import Update  # noqa: E402
 
@@ -60,6 +60,105 @@ def test_the_bits_of_kind_average(name: str) -> None:
     for net, state in updated:
         assert bits(net) == bits(averaged[0][0])
         same_state(state, averaged[0][1])
+
+
+class Probe(torch.autograd.Function):
+    """Does something when backward comes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, probe: Callable[[], None]) -> Any:
+        ctx.probe = probe
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        ctx.probe()
+        return gradient, None
+
+
+@pytest.mark.parametrize("plan", ["tree", "gdraa"])
+def test_early_weights_arrive_while_backward_computes(plan: str) -> None:
+    """Those of the last layer are on every rank before any rank has the first layer's gradient."""
+
+    def program(ctx: Any, early: bool) -> Any:
+        net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+        with torch.no_grad():
+            for each in net.parameters():
+                each.copy_(torch.linspace(-0.3, 0.4, each.numel()).view(each.shape))
+        optimizer = optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        seen: list[Any] = []
+
+        def probe() -> None:
+            if early:
+                assert net[0].weight.grad is None
+                seen.append(net[2].weight.detach().clone())  # waits for it
+                ctx.barrier()  # no rank goes on before all have seen it
+
+        options = {"kind": "update", "early": True} if early else {}
+        with attach(net, optimizer, context=ctx, plan=plan, **options):
+            for step in range(3):
+                x = torch.linspace(-1, step, 12).view(2, 6) * (ctx.rank + 1)
+                net[2](net[1](Probe.apply(net[0](x), probe)).tanh()).square().mean().backward()
+                optimizer.step()
+                assert not early or torch.equal(net[2].weight, seen[step])
+                optimizer.zero_grad()
+        return bits(net)
+
+    early = loopback.run(3, lambda ctx: program(ctx, True))
+    assert early == loopback.run(3, lambda ctx: program(ctx, False))
+
+
+@on_ranks(2)
+def test_what_cannot_be_early_is_refused(ctx: Any) -> None:
+    """Before it could be wrong; and the next attachment trains."""
+
+    def attached(**options: Any) -> tuple[Any, Any, Any]:
+        net, optimizer = small()
+        return net, optimizer, attach(net, optimizer, context=ctx, early=True, **options)
+
+    def backward(net: Any) -> None:
+        net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+
+    with pytest.raises(ConfigError, match='needs kind="update"'):
+        attached()
+    net, optimizer, attachment = attached(kind="update")
+    with attachment:
+        backward(net)
+        with pytest.raises(ConfigError, match='needs kind="average"'):
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with pytest.raises(PlanError, match="early=True has made its step"):
+            backward(net)
+        optimizer.step()
+    for change, why in (
+        (lambda each: each.param_groups[0].update(lr=0.2), "lr of the optimizer's group 0 was 0.1"),
+        (lambda each: each.zero_grad(), r"call optimizer.step\(\) after it"),
+    ):
+        net, optimizer, attachment = attached(kind="update")
+        with pytest.raises(PlanError, match=why), attachment:
+            backward(net)
+            change(optimizer)
+            optimizer.step()
+    net, optimizer, attachment = attached(kind="update")
+    with attachment:
+        for _ in range(2):
+            with attachment.no_sync():
+                backward(net)
+            backward(net)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@on_ranks(2)
+def test_backward_does_not_use_a_weight_after_its_early_step(ctx: Any) -> None:
+    """PyTorch's error, where new weights would have given another gradient."""
+    net, optimizer = small()
+    with (
+        pytest.raises(RuntimeError, match="modified by an inplace operation"),
+        attach(net, optimizer, context=ctx, kind="update", early=True),
+    ):
+        fixed = net[2].weight.detach()  # needed after the weight's own gradient is there
+        hidden = net[0](torch.ones(2, 4, dtype=torch.float64)) @ fixed.T @ fixed
+        net[2](hidden).sum().backward()
 
 
 def test_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +213,7 @@ def test_an_update_that_is_due_in_a_capture_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kind, "exchange", Exchange(), raising=False)
     monkeypatch.setattr(kind, "_held", deque(), raising=False)
     monkeypatch.setattr(kind, "_answering", False, raising=False)
+    monkeypatch.setattr(kind, "_patience", None, raising=False)
     monkeypatch.setattr(kind, "_due", lambda bucket, timeout: True)
     call: Any = object()
     with pytest.raises(UnavailableError, match="captured"):

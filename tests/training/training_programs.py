@@ -420,6 +420,7 @@ class Program:
         }
         if values["optimizer"] == "normed":
             values |= {"deferred": None, "kind": "average"}
+        values["early"] = values["kind"] == "update" and self.seed % 2 == 1
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -436,6 +437,7 @@ class Program:
         ]
         return (
             f"seed {self.seed}: {self.parts}, {self.optimizer}, {self.size} ranks, {self.kind}, "
+            f"early {self.early}, "
             f"deferred {self.deferred}: " + " | ".join(turns)
         )
 
@@ -463,7 +465,7 @@ class Program:
     def attached(self) -> list[Run]:
         def rank(ctx: Any) -> Run:
             model, optimizer = self.made()
-            options = {"kind": self.kind, "deferred": self.deferred}
+            options = {"kind": self.kind, "deferred": self.deferred, "early": self.early}
             with attach(
                 model, optimizer, context=ctx, bucket_bytes=self.bucket_bytes, **options
             ) as attached:

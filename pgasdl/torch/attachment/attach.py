@@ -29,6 +29,7 @@ def attach(
     kind: str = "average",
     group: Group | None = None,
     deferred: bool | None = None,
+    early: bool = False,
     plan: str | None = None,
     bucket_bytes: int = 0,
     wire: npt.DTypeLike | None = None,
@@ -59,6 +60,11 @@ def attach(
         Make each layer's step just before the layer is next used, so that no rank waits for all
         layers. None: if the optimizer is one of PyTorch's own that updates each parameter by
         itself (all but LBFGS); True: you know that yours does. False: ``step()`` waits for all.
+    early : bool, default False
+        In kind "update": an owner makes its step as soon as it has the gradients of all ranks,
+        with the hyperparameters of that moment, and new weights travel while backward computes
+        lower layers. Every backward outside ``no_sync()`` is then a step: ``step()`` follows, with
+        the same hyperparameters, and nothing in between decides about it (clipping, scaling).
     job : TrainingJob, optional
         The object that :func:`pgasdl.jobs.connect` returned. One element of the last layer tells
         all ranks which commands there are; that takes no further message.
@@ -83,6 +89,10 @@ def attach(
         Ranks disagree on the model.
     PlanError
         No such plan, or it does not offer the kind.
+
+    With ``early`` later calls raise PlanError where a step was already made and should not have
+    been: other hyperparameters in ``step()``, no ``step()`` at all. Backward raises PyTorch's
+    RuntimeError if it needs a weight whose gradient it had before.
 
     Notes
     -----
@@ -125,6 +135,8 @@ def attach(
             )
     if kind not in ("average", "update"):
         raise ConfigError(f'no kind {kind!r}: there are "average" and "update"')
+    if early and kind != "update":
+        raise ConfigError(f'early=True needs kind="update": in kind={kind!r} no owner makes steps')
     return Attachment(
         model,
         optimizer,
@@ -132,6 +144,7 @@ def attach(
         group or context.world,
         kind,
         steps_by_parameter(optimizer) if deferred is None else deferred,
+        early,
         timeout,
         job,
         {"plan": plan, "bucket_bytes": bucket_bytes, "wire": wire, **options},

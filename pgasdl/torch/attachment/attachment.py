@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.guards import guard
 from pgasdl.torch.attachment.hooks import Callbacks, LoopHooks
 from pgasdl.torch.attachment.kinds import Average, Kind
-from pgasdl.torch.attachment.layers import ModelLayer, State, find_layers, require_in
+from pgasdl.torch.attachment.layers import ModelLayer, Settings, State, find_layers, require_in
 from pgasdl.torch.attachment.optimizer import OptimizerState, PartialStep, steps_by_parameter
 from pgasdl.torch.attachment.replicate import broadcast
 from pgasdl.torch.attachment.update import Update
@@ -49,6 +49,7 @@ class Attachment:
         group: Group,
         kind: str,
         deferred: bool,
+        early: bool,
         timeout: float | None,
         job: Passenger | None,
         options: dict[str, Any],
@@ -60,6 +61,9 @@ class Attachment:
         self._step = PartialStep(optimizer)
         self._state = OptimizerState(optimizer, self._fetch_state)
         self._to_scatter = False
+        # With early steps: those of this backward, by layer, and how they are made.
+        self._early, self._begun = early, set[ModelLayer]()
+        self._settings: Settings | None = None
         self._average: Average | None = None
         self._kind: Kind
         given = {"group": group, "timeout": timeout, **options}
@@ -102,13 +106,18 @@ class Attachment:
             raise BufferRefusedError(
                 f"parameter {name} gets a sparse gradient: use it with sparse=False"
             )
-        if layer.step is not None:
+        if layer.step is not None and layer not in self._begun:
             raise PlanError(
                 f"parameter {name} was used before its last step was made, in a way that PyTorch "
                 "does not tell of: call synchronize() before such a use"
             )
         if layer.state is State.LOCAL:
             return
+        if layer in self._begun:
+            raise PlanError(
+                f"parameter {name} gets another gradient, but early=True has made its step: put "
+                "every backward but the last before a step into no_sync()"
+            )
         if layer.state is not State.EXCHANGING and not layer.has_spent():
             self._renew()
             return
@@ -139,6 +148,8 @@ class Attachment:
             return
         layer.arrived.add(number)
         if len(layer.arrived) == len(layer.parameters):
+            if self._early:
+                self._begin_early(layer)
             self._begin(layer)
         else:
             guard(layer.views[number], partial(self._look, layer))
@@ -164,10 +175,11 @@ class Attachment:
                 "GradScaler leaves its part to this optimizer's step, which may be made later: "
                 'attach with kind="average", deferred=False'
             )
-        for layer in self._layers:
+        rest = [layer for layer in self._layers if layer not in self._begun]
+        for layer in rest:
             self._take(layer)  # if the last forward did not use it
-        self._kind.before_step()
-        self._begin_all()
+        self._kind.before_step(rest)
+        self._begin_all(rest)
         for layer in self._layers:
             layer.claim()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
@@ -176,13 +188,38 @@ class Attachment:
             return
         self._scatter_state()
         settings = self._step.settings(self._state.kept)
-        for layer in self._layers:
+        self._require_settings(settings)
+        self._begun.clear()
+        for layer in rest:
             layer.step = settings
             layer.guard_parameters(partial(self._use, layer), averages=self._average is not None)
         self._kind.stepped()
         for layer in self._layers:
             if not self.deferred or layer.state is State.AVERAGED:
                 self._take(layer)
+
+    def _begin_early(self, layer: ModelLayer) -> None:
+        """Let the owners make the layer's step as soon as they can."""
+        if not self._begun:
+            self._scatter_state()
+            self._settings = self._step.settings(self._state.kept)
+            self._kind.before_step(self._layers)
+        self._take(layer)  # of the last backward, if forward did not use it
+        self._begun.add(layer)
+        layer.step = self._settings
+        for parameter in layer.parameters:  # backward refuses to use it after its step
+            torch.autograd.graph.increment_version(parameter)
+
+    def _require_settings(self, settings: Settings) -> None:
+        """Refuse hyperparameters of a step that are not those of its early part."""
+        for number, (group, early) in enumerate(zip(settings, self._settings or (), strict=False)):
+            for name, value in group.items() if self._begun else ():
+                if not _same(value, early.get(name)):
+                    raise PlanError(
+                        f"{name} of the optimizer's group {number} was {early.get(name)} in "
+                        f"backward, where early=True made steps with it, and is {value} in step(): "
+                        "change hyperparameters after step()"
+                    )
 
     def _before_state(self, saving: bool) -> None:
         self.synchronize()
@@ -232,8 +269,8 @@ class Attachment:
 
     # --- layers
 
-    def _begin_all(self) -> None:
-        for layer in self._layers:
+    def _begin_all(self, layers: Sequence[ModelLayer]) -> None:
+        for layer in layers:
             self._take(layer)  # if the last forward did not use it
             if layer.state in (State.LOCAL, State.SPENT):
                 self._begin(layer)
@@ -256,8 +293,13 @@ class Attachment:
 
     def _leave_out(self) -> None:
         """End the exchanges of a backward that no step follows, as all ranks do."""
+        if self._begun:
+            raise PlanError(
+                "early=True has made steps in backward: call optimizer.step() after it, or attach "
+                "without early to leave steps out"
+            )
         if any(each.state is State.EXCHANGING and each.step is None for each in self._layers):
-            self._begin_all()
+            self._begin_all(self._layers)
             self._kind.complete()
 
     def _take(self, layer: ModelLayer) -> None:
@@ -293,7 +335,7 @@ class Attachment:
         for layer in self._layers:
             if layer.state is State.EXCHANGING and layer.step is None:
                 layer.require_whole()
-        self._begin_all()
+        self._begin_all(self._layers)
         self._kind.complete()
 
     def synchronize(self) -> None:
@@ -397,3 +439,9 @@ class Attachment:
     def describe(self) -> str:
         """Describe layers, plan and memory, for a log."""
         return self.exchange.describe()
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)

@@ -39,8 +39,8 @@ class Kind(ABC):
     def before_use(self, layer: ModelLayer) -> None:  # noqa: B027
         """Refuse to let the program use parameters that peers may write to."""
 
-    def before_step(self) -> None:  # noqa: B027
-        """Refuse a step that cannot be made."""
+    def before_step(self, layers: Sequence[ModelLayer]) -> None:  # noqa: B027
+        """Refuse a step of these layers that cannot be made."""
 
     def stepped(self) -> None:  # noqa: B027
         """Note that from now on every layer has a step to make."""

@@ -50,6 +50,7 @@ class Update(Kind):
         self.layers, self._optimizer, self._group = layers, optimizer, group
         self._held: deque[tuple[int, _native.Call]] = deque()
         self._answering = self._leaving_out = False
+        self._patience: float | None = None  # seconds for marks while calls arrive
         self.exchange = _HeldExchange(
             context,
             [((layer.count,), layer.dtype) for layer in layers],
@@ -92,7 +93,12 @@ class Update(Kind):
         """Let the exchanges have the gradients of ``layer`` and its marks."""
         self._marks.ready(layer.index)
         self._marked.add(layer.index)
-        super().ready(layer)
+        self._patience = 0
+        try:  # an early step may be due, and backward does not wait for marks
+            super().ready(layer)
+            self._answer(timeout=0)
+        finally:
+            self._patience = None
 
     def before_use(self, layer: ModelLayer) -> None:
         """Refuse a use between backward and step: a peer may have called its step already."""
@@ -103,10 +109,10 @@ class Update(Kind):
                 'kind="average" allows it'
             )
 
-    def before_step(self) -> None:
+    def before_step(self, layers: Sequence[ModelLayer]) -> None:
         """Refuse steps that would need the mean gradient on every rank, or a captured graph."""
         self.exchange._require_no_capture('a step of kind "update"')
-        for layer in self.layers:
+        for layer in layers:
             layer.require_in_place()
             if layer.state is State.SPENT and layer.has_spent():
                 raise PlanError(
@@ -147,7 +153,7 @@ class Update(Kind):
 
     def _hold(self, bucket: int, call: _native.Call) -> None:
         self._held.append((bucket, call))
-        self._answer()
+        self._answer(self._patience)
 
     def _answer(self, timeout: float | None = None) -> None:
         """Make every update whose step was called for and, with ``timeout`` 0, whose marks came."""
