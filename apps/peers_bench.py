@@ -7,7 +7,7 @@
     pgasdl run -n 2 apps/peers_bench.py product --sizes 512,2048 --repeat 5
     pgasdl run -n 2 apps/peers_bench.py remap
 
-``write_notify``, ``allreduce`` and ``model`` run each library in a job of its own, which rank 0
+``write_notify``, collectives and ``model`` run each library in a job of its own, which rank 0
 asks in its turn; of a library the best of its variants is shown, beside the physical floor. ``mpi``
 measures transport mpi and mpi4py's own calls in the same ranks, ``rdma`` transport verbs and
 perftest on the same device. ``product`` and ``remap`` are of square matrices of float32: beside one
@@ -42,6 +42,8 @@ from pgasdl.tools.text import parse_names, parse_sizes
 SIZES = {
     "write_notify": "8,1K,16K,256K,4M",
     "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",
+    "reduce": "8,1K,16K,256K,1M,4M,16M,64M",
+    "broadcast": "8,1K,16K,256K,1M,4M,16M,64M",
     "model": "8",
     "mpi": "8,4K,64K,1M,4M,16M",
     "rdma": "8,4K,64K,1M",
@@ -49,7 +51,8 @@ SIZES = {
     "remap": "64,256,1024,2048,4096",
 }
 _MATRICES = ("product", "remap")
-_JOBS = ("write_notify", "allreduce", "model")
+_ROOTED = ("reduce", "broadcast")
+_JOBS = ("write_notify", "allreduce", *_ROOTED, "model")
 
 
 class Beside:
@@ -89,7 +92,13 @@ class Beside:
             "array's floor": self._floors.private_arrays(count, fill_ns),
         }
         cuts = {"": [count]} | ({"4 MB pieces": cut} if len(cut := pieces(count)) > 1 else {})
-        return ours | self._sums(cuts), free
+        return ours | self._calls(cuts), free
+
+    def rooted(self, what: str, nbytes: int) -> tuple[Groups, Callable[[], None]]:
+        """Return the contenders of a reduce to rank 0, or a broadcast from it, in segments."""
+        count = nbytes // 4
+        one, free = self._ours.rooted(what, count)
+        return {"pgasdl": [one]} | self._calls({"": [count]}, what), free
 
     def model(self, name: str) -> tuple[Groups, Callable[[], None]]:
         """Return the contenders of one iteration's gradients of a network."""
@@ -102,12 +111,17 @@ class Beside:
             "4 MB pieces": pieces(sum(counts)),
             "fused": [sum(counts)],
         }
-        return {"pgasdl": [exchange], "floor": self._floors.layers(counts)} | self._sums(cuts), free
+        return {"pgasdl": [exchange], "floor": self._floors.layers(counts)} | self._calls(
+            cuts
+        ), free
 
-    def _sums(self, cuts: dict[str, list[int]]) -> Groups:
+    def _calls(self, cuts: dict[str, list[int]], what: str = "allreduce") -> Groups:
         ranks = self._ranks
         common = {"paced": ranks.paced, "fill_share": ranks.fill_share}
-        asks = {how: partial(Peer.allreduce, cuts=cut, **common) for how, cut in cuts.items()}
+        asks = {
+            how: partial(Peer.collective, what=what, cuts=cut, **common)
+            for how, cut in cuts.items()
+        }
         return self._others(dict.fromkeys(self._ways, asks))
 
     def _others(self, asks: dict[str, dict[str, Callable[..., list[float]]]]) -> Groups:
@@ -140,7 +154,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         check_rounds(given.repeat, given.seconds)
         given.sizes = parse_sizes(
-            given.sizes or SIZES[given.op], 4 if given.op == "allreduce" else 1
+            given.sizes or SIZES[given.op], 4 if given.op in ("allreduce", *_ROOTED) else 1
         )
         given.peers = parse_names(given.peers, serving(given.op), "peer")
         given.models = parse_names(given.models, models.NAMES, "model")
@@ -192,7 +206,7 @@ def compare_matrices(
 def compare_exchanges(
     session: Session, peers: Sequence[Peer], comparison: Comparison, given: argparse.Namespace
 ) -> None:
-    """Measure writes, allreduces or the gradients of networks."""
+    """Measure writes, collectives or the gradients of networks."""
     if session.floors is None:
         raise UnavailableError("the floor is measured in memory that all ranks map")
     beside = Beside(session, session.floors, peers, given.plan)
@@ -203,6 +217,8 @@ def compare_exchanges(
             free()
         return
     make = beside.writes if given.op == "write_notify" else beside.allreduce
+    if given.op in _ROOTED:
+        make = partial(beside.rooted, given.op)
     for nbytes in given.sizes:
         groups, free = make(nbytes)
         comparison.measure(given.op, nbytes, groups)

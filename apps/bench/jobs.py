@@ -42,16 +42,17 @@ class PeerKind:
     mpi: str | None = None
     environ: dict[str, str] = field(default_factory=dict)  # variables of its processes
     ways: tuple[str, ...] = ("send", "put")  # how it sends: with messages ("send"), and with "put"
-    matrices: tuple[str, ...] = ()  # operations on matrices that it has: "product", "remap"
+    also: tuple[str, ...] = ()  # operations that not every library has, of SPECIAL
     alone: bool = False  # it is one process, with a thread for each rank
 
 
-_MPI = "bench.peers.mpi"
+_MPI, _OF_MPI = "bench.peers.mpi", ("remap", "reduce", "broadcast")
+SPECIAL = ("product", *_OF_MPI)
 # A variant has the name of its library, "-", and its own.
 PEER_KINDS = {
-    "mpich": PeerKind(_MPI, ("mpi4py",), "mpich", matrices=("remap",)),
+    "mpich": PeerKind(_MPI, ("mpi4py",), "mpich", also=_OF_MPI),
     "mpich-generic": PeerKind(_MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}),
-    "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi", matrices=("remap",)),
+    "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi", also=_OF_MPI),
     # Here the kernel copies from process to process, where the library might choose another way.
     "openmpi-cma": PeerKind(
         _MPI,
@@ -68,7 +69,7 @@ PEER_KINDS = {
         (),
         environ={"OPENBLAS_THREAD_TIMEOUT": "20"},
         ways=(),
-        matrices=("product",),
+        also=("product",),
         alone=True,
     ),
 }
@@ -76,11 +77,10 @@ PEER_KINDS = {
 
 def serving(op: str) -> tuple[str, ...]:
     """Return the peers that have an operation."""
-    of_matrices = op in ("product", "remap")
     return tuple(
         name
         for name, kind in PEER_KINDS.items()
-        if (op in kind.matrices if of_matrices else kind.ways)
+        if (op in kind.also if op in SPECIAL else kind.ways)
     )
 
 
@@ -108,21 +108,29 @@ class Peer:
             self.close()
             raise UnavailableError(f"{name}: {error}") from error
 
-    def allreduce(
-        self, cuts: Sequence[int], calls: int, *, paced: bool, fill_share: float
+    def collective(
+        self,
+        cuts: Sequence[int],
+        calls: int,
+        *,
+        what: str = "allreduce",
+        paced: bool,
+        fill_share: float,
     ) -> list[float]:
-        """Return the microseconds of each call that reduces pieces of so many float32.
+        """Return the microseconds of each call of a collective on pieces of so many float32.
 
         Raises
         ------
         MismatchError
-            The last call has left a wrong sum.
+            The last call has left a wrong result.
         """
-        answers = self.ask(op="allreduce", cuts=list(cuts), calls=calls, paced=paced)
+        answers = self.ask(op="collective", what=what, cuts=list(cuts), calls=calls, paced=paced)
         # Rank r fills with r, plus the number of the call.
         right = self._size * (calls - 1 + (self._size - 1) / 2)
-        if wrong := {one for answer in answers for one in answer["sums"]} - {right}:
-            raise MismatchError(f"{self.name}: a sum of {right} came out as {wrong}: no figures")
+        right = calls - 1 if what == "broadcast" else right
+        results = answers[:1] if what == "reduce" else answers
+        if wrong := {one for answer in results for one in answer["sums"]} - {right}:
+            raise MismatchError(f"{self.name}: {what}: {right} came out as {wrong}: no figures")
         latest = [np.max([answer[key] for answer in answers], axis=0) for key in ("began", "ended")]
         fill_ns = max(answer["fill"] for answer in answers) * fill_share
         began, ended = ([int(moment) for moment in moments] for moments in latest)

@@ -17,7 +17,7 @@ from pgasdl.tools.bench.timing import batches, fill_cost, timed
 
 
 class Reduction(NamedTuple):
-    """How to fill an array, the calls that sum it over all ranks, and the array."""
+    """How to fill an array, the calls of a collective on it, and the array."""
 
     fill: Callable[[int], object]
     call: Callable[[], None]
@@ -53,10 +53,10 @@ class Measured:
         self._library.barrier()
         return batches(n_batches, rounds, ping) if self._library.rank <= 1 else []
 
-    def allreduce(self, cuts: Sequence[int], calls: int, paced: bool) -> dict[str, Any]:
-        """Return the moments of calls, how long filling takes, and samples of the last sum."""
+    def collective(self, what: str, cuts: Sequence[int], calls: int, paced: bool) -> dict[str, Any]:
+        """Return the moments of calls, how long filling takes, and samples of the last result."""
         barrier = self._library.barrier
-        fill, call, array = self._library.allreduce(cuts)
+        fill, call, array = getattr(self._library, what)(cuts)
         fill_ns = fill_cost(fill)
         barrier()
         began, ended = timed(calls, fill, barrier if paced else None, call)

@@ -80,8 +80,16 @@ def test_peers_take_turns(op: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("op", "first"), [("product", "blas"), ("remap", "copy")])
-def test_matrices_beside_others(op: str, first: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "first", "nbytes"),
+    [
+        ("product", "blas", 4 * 64 * 64),
+        ("remap", "copy", 4 * 64 * 64),
+        ("reduce", "pgasdl", 64),
+        ("broadcast", "pgasdl", 64),
+    ],
+)
+def test_what_not_every_peer_has(op: str, first: str, nbytes: int) -> None:
     """Of those that are installed; the first row is what the machine can do."""
     words = [op, "--sizes", "64", "--json", *FAST]
     done = run("--no-prefix", "-n", "2", str(APPS / "peers_bench.py"), *words, timeout=240)
@@ -89,7 +97,7 @@ def test_matrices_beside_others(op: str, first: str) -> None:
     rows = json.loads(done.stdout)
     names = [row["who"] for row in rows]
     assert names[0] == first and "pgasdl" in names
-    assert all(row["op"] == op and row["bytes"] == 4 * 64 * 64 and row["us"] > 0 for row in rows)
+    assert all(row["op"] == op and row["bytes"] == nbytes and row["us"] > 0 for row in rows)
     from bench.jobs import serving
 
     for name in serving(op):
@@ -124,9 +132,9 @@ def test_a_peer_with_wrong_sums(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> N
     peer = jobs.Peer("wrong", 2, jobs.PeerKind("wrong_peer", ()))
     try:
         with pytest.raises(
-            MismatchError, match=r"wrong: a sum of 5.0 came out as {.*}: no figures"
+            MismatchError, match=r"wrong: allreduce: 5.0 came out as {.*}: no figures"
         ):
-            peer.allreduce([1], 3, paced=True, fill_share=1.0)
+            peer.collective([1], 3, paced=True, fill_share=1.0)
     finally:
         peer.close()
 

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiers import full
 
@@ -20,6 +21,7 @@ from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.tuner import (
     MOST,
+    TUNED,
     Size,
     choices_here,
     choices_of_arrays,
@@ -88,6 +90,18 @@ def test_every_plan_is_a_candidate_where_it_can_run() -> None:
     assert set(mapped) - set(unmapped) == {"gdraa-direct", "staged"}
 
 
+def test_trees_and_chains_are_tried_for_reduce_and_broadcast() -> None:
+    """S-Caffe's CC and CB with several lengths, wherever they differ."""
+
+    def program(ctx: Context) -> list[set[str]]:
+        return [{str(each) for each in choices_here(ctx, k)} for k in ("reduce", "broadcast")]
+
+    reduce, broadcast = loopback.run(6, program)[0]
+    trees = {"tree", "chain", "chain(chunks=8)", "chain-chain(chain_size=4)", "chain-binomial"}
+    assert trees <= reduce & broadcast and "chain-chain(chain_size=16)" not in reduce
+    assert "multi-stage(stages=16)" in broadcast - reduce
+
+
 def test_candidates_for_arrays_outside_segments() -> None:
     def program(ctx: Context) -> list[str]:
         return sorted(str(choice) for choice in choices_of_arrays(ctx))
@@ -111,14 +125,18 @@ def test_a_policy_is_tuned_and_can_be_used(
     text = file.read_text()
     assert text.startswith("# pgasdl tune: ") and '"latency"' in text
     policy = Policy.parse(text)
-    for operation in ("allreduce", "allreduce-array"):
-        assert policy.find(operation, 0) and policy.find(operation, 1 << 40)
+    assert [name for name, _ in policy.rules] == [each.name for each in TUNED]
+    for each in TUNED:
+        assert policy.find(each.name, 0) and policy.find(each.name, 1 << 40)
 
-    def program(ctx: Context) -> str:
-        return ctx.describe()
+    def program(ctx: Context) -> tuple[str, str]:
+        memory = ctx.segment(64).numpy(np.float32)
+        return ctx.describe(), ctx.collective_handle("reduce", memory).plan
 
     described = loopback.run(3, program, mapped=mapped, policy=f"@{file}")
-    assert all(f"policy: {policy}" in each for each in described)
+    due = policy.find("reduce", 64)
+    assert due is not None
+    assert all(f"policy: {policy}" in each and plan == due.plan for each, plan in described)
 
 
 def test_predictions_are_for_every_choice() -> None:
@@ -134,10 +152,15 @@ def test_predictions_are_for_every_choice() -> None:
     assert min(predicted.values()) >= 2.0 and predicted[Choice("gdraa-direct")] < 5
 
 
-@pytest.mark.parametrize("ranks", full([{2}, {2, 3}], quick=1))
-def test_bench_plans(ranks: set[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "operation"),
+    full([({2}, "reduce"), ({2, 3}, "allreduce"), ({3}, "broadcast")], quick=1),
+)
+def test_bench_plans(
+    ranks: set[int], operation: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out, n_cases = tmp_path / "out", 3 * len(ranks)
-    wanted = ["-n", ",".join(map(str, ranks)), *FAST, "--out", str(out)]
+    wanted = ["-n", ",".join(map(str, ranks)), "--operation", operation, *FAST, "--out", str(out)]
     assert pgasdl.tools.cli.main(["bench", "plans", *wanted]) == 0
     said = capfd.readouterr().out
     assert re.search(rf"within 10 % of the best in \d of {n_cases} cases", said)
@@ -174,9 +197,7 @@ def test_tune_over_shm(
     assert policy.find("allreduce", 64) and policy.find("allreduce-array", 64)
     rows = json.loads(capfd.readouterr().out)["sizes"]
     measured = {(row["operation"], row["bytes"]): row["plans"] for row in rows}
-    assert set(measured) == {
-        (op, n) for op in ("allreduce", "allreduce-array") for n in (64, 16384)
-    }
+    assert set(measured) == {(each.name, n) for each in TUNED for n in (64, 16384)}
     for nbytes in (64, 16384):
         found = {plan["plan"]: plan["us"] for plan in measured["allreduce-array", nbytes]}
         assert {"staged(owners=0)", "staged(owners=1)"} <= set(found)

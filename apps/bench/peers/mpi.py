@@ -51,6 +51,23 @@ class Mpi:
         call = several if len(pieces) > 1 else single
         return Reduction(lambda number: array.fill(number + rank), call, array)
 
+    def reduce(self, cuts: Sequence[int]) -> Reduction:
+        """Call MPI_Reduce to process 0, in place there."""
+        array, root = np.zeros(sum(cuts), np.float32), self.rank == 0
+        mine, rank, reduce = [array, MPI.FLOAT], self.rank, self._comm.Reduce
+        given = (MPI.IN_PLACE, mine) if root else (mine, None)
+        return Reduction(
+            lambda number: array.fill(number + rank), lambda: reduce(*given, MPI.SUM, 0), array
+        )
+
+    def broadcast(self, cuts: Sequence[int]) -> Reduction:
+        """Call MPI_Bcast from process 0."""
+        array = np.zeros(sum(cuts), np.float32)
+        mine, rank, broadcast = [array, MPI.FLOAT], self.rank, self._comm.Bcast
+        return Reduction(
+            lambda number: array.fill(number + rank), lambda: broadcast(mine, 0), array
+        )
+
     def remap(self, n: int) -> Callable[[], object]:
         """Turn a cut into rows into a cut into columns, by MPI_Alltoallw."""
         edge = n // self.size

@@ -91,7 +91,12 @@ class Ours:
         return Contender("segment", measure), handle.plan, free
 
     def handles(
-        self, count: int, choices: Sequence[Choice], *, in_segment: bool = True
+        self,
+        count: int,
+        choices: Sequence[Choice],
+        kind: str = "average",
+        *,
+        in_segment: bool = True,
     ) -> tuple[list[Contender], Callable[[], None]]:
         """Return handles of several plans on one array, and a function that frees the memory."""
         segment = self._context.segment(4 * count, notifications=1) if in_segment else None
@@ -99,11 +104,14 @@ class Ours:
         if segment is not None:
             gradient = segment.numpy(np.float32)
         contenders, handles = [], []
+        rooted = kind in ("reduce", "broadcast")
+        results = self._results(kind, gradient)
         for choice in choices:
             options: dict[str, Any] = dict(choice.options)
-            handle = self._context.allreduce_handle(gradient, "mean", plan=choice.plan, **options)
+            handle = self._context.collective_handle(kind, gradient, plan=choice.plan, **options)
             handles.append(handle)
-            measure = self._measure(gradient, [gradient], handle.run, anew=self._ranks.paced)
+            anew = rooted or self._ranks.paced
+            measure = self._measure(gradient, results, handle.run, kind, anew=anew)
             contenders.append(Contender(str(choice), measure))
 
         def free() -> None:
@@ -113,6 +121,23 @@ class Ours:
                 segment.delete()
 
         return contenders, free
+
+    def rooted(self, kind: str, count: int) -> tuple[Contender, Callable[[], None]]:
+        """Return a reduce or a broadcast in a segment, and a function that frees the memory."""
+        segment = self._context.segment(4 * count, notifications=1)
+        memory: Array = segment.numpy(np.float32)
+        handle = self._context.collective_handle(kind, memory, plan=self._plan)
+        measure = self._measure(memory, self._results(kind, memory), handle.run, kind)
+
+        def free() -> None:
+            handle.close()
+            segment.delete()
+
+        return Contender(handle.plan, measure), free
+
+    def _results(self, kind: str, memory: Array) -> list[Array]:
+        """List what a collective leaves in an array on this rank, if it is defined."""
+        return [memory] if kind != "reduce" or self._context.rank == 0 else []
 
     def uncounted(
         self, memory: Array, call: Callable[[], object]
@@ -165,6 +190,7 @@ class Ours:
         memory: Array,
         results: Sequence[Array],
         call: Callable[[], object],
+        kind: str = "average",
         *,
         anew: bool = True,
     ) -> Callable[[int], Sequence[float]]:
@@ -183,11 +209,13 @@ class Ours:
         def measure(calls: int) -> Sequence[float]:
             context.barrier()
             moments = timed(calls, fill, self._sync, call)
-            mean = (calls - 1 if anew else 0) + (context.size - 1) / 2
+            root = calls - 1 if anew else 0  # what rank 0 filled it with
+            mean = root + (context.size - 1) / 2
+            due = {"reduce": context.size * mean, "broadcast": root}.get(kind, mean)
             for result in results:
-                if result[0] != mean or result[-1] != mean or result[len(result) // 2] != mean:
+                if result[0] != due or result[-1] != due or result[len(result) // 2] != due:
                     raise MismatchError(
-                        f"a mean of {mean} came out as {result[0]} ... {result[-1]}: no figures"
+                        f"{kind}: {due} came out as {result[0]} ... {result[-1]}: no figures"
                     )
             return self._ranks.durations(moments, self._clock_ns, fill_ns)
 

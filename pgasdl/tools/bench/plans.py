@@ -17,7 +17,7 @@ from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.tuner import (
-    IN_SEGMENTS,
+    TUNED,
     Figures,
     Size,
     choices_here,
@@ -94,16 +94,17 @@ class PlanBench:
     def plans(self) -> None:
         """Measure every plan at every size."""
         request, context = self.request, self.context
+        (operation,) = (each for each in TUNED if each.name == request.operation)
         calibration = self.header()
         seen = request.sizes[::2]
-        policy, _ = tune(self.session, calibration, seen, lambda _: None, (IN_SEGMENTS,))
+        policy, _ = tune(self.session, calibration, seen, lambda _: None, (operation,))
         self.say(f"policy     {policy}")
-        choices = choices_here(context)
+        choices = choices_here(context, operation.kind)
         rows: list[dict[str, Any]] = []
         for nbytes in request.sizes:
-            predicted = predict_all(context, calibration, choices, nbytes)
-            measured = measure_all(self.session, choices, nbytes)
-            chosen = policy.find(IN_SEGMENTS, nbytes)
+            predicted = predict_all(context, calibration, choices, nbytes, operation.kind)
+            measured = measure_all(self.session, choices, nbytes, operation)
+            chosen = policy.find(operation.name, nbytes)
             transport = "+".join(sorted(set(context.topology.routes.names)))
             rows += [
                 {

@@ -69,6 +69,13 @@ def _common(sizes: str) -> Callable[[Function], Function]:
     "-n", "jobs", default="2,4,8", show_default=True, metavar="LIST", help="Ranks, one job each."
 )
 @click.option(
+    "--operation",
+    type=click.Choice(["allreduce", "reduce", "broadcast"]),
+    default="allreduce",
+    show_default=True,
+    help="What the plans do.",
+)
+@click.option(
     "--out",
     default="pgasdl-plans",
     type=click.Path(),
@@ -76,7 +83,7 @@ def _common(sizes: str) -> Callable[[Function], Function]:
     metavar="DIR",
     help="Folder for rows and pictures.",
 )
-def plans_command(jobs: str, out: str, as_json: bool, **given: Any) -> int:
+def plans_command(jobs: str, operation: str, out: str, as_json: bool, **given: Any) -> int:
     """Measure every plan beside its predicted time, and the tuner's choice."""
     try:
         counts = [int(part) for part in jobs.split(",")]
@@ -88,7 +95,8 @@ def plans_command(jobs: str, out: str, as_json: bool, **given: Any) -> int:
         for ranks in counts:
             file = os.path.join(scratch, f"{ranks}.json")
             request = _request("plans", ranks, **given)
-            status = start(replace(request, as_json=as_json, rows_file=file))
+            request = replace(request, operation=operation, as_json=as_json, rows_file=file)
+            status = start(request)
             if status:
                 return status
             rows += json.loads(Path(file).read_text(encoding="utf-8"))

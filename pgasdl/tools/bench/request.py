@@ -21,6 +21,7 @@ class Request:
     op: str  # the operation that ``pgasdl bench`` measures, or "tune"
     ranks: int = 2  # processes, or threads with transport "loopback"
     transport: str = "auto"
+    operation: str = "allreduce"  # of ``plans``
     plan: str | None = None  # None: chosen by size
     sizes: tuple[int, ...] = ()  # bytes
     models: tuple[str, ...] = ()  # names of layer lists

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from pgasdl.tools.bench.calibrate import Calibration
 from pgasdl.tools.bench.ours import Ours
 from pgasdl.tools.bench.session import Session
 
-# Values of the option chunks to try besides a plan's default.
-CHUNKS = (1, 8)
+# Values of options to try, one at a time, besides a plan's defaults.
+TRIED = {"chunks": (1, 8), "chain_size": (4, 16), "stages": (1, 16)}
 # Candidates are predicted within this factor of the best; at least and at most so many.
 NEAR, FEWEST, MOST = 2.5, 3, 12
 # Plans within this factor of the fastest are measured again, so many times as long.
@@ -29,9 +30,20 @@ TOLERANCE = 1.03
 # Where ranks share cores, times say more about the scheduler than about plans: there the automatic
 # choice is kept if it is slower by at most this factor.
 CROWDED_TOLERANCE = 1.25
-# The operations that are tuned: arrays in segments, and elsewhere.
-IN_SEGMENTS, ARRAYS = "allreduce", "allreduce-array"
 Figures = dict[Choice, float]
+
+
+class Operation(NamedTuple):
+    """An operation of a policy: the kind of plan that is measured for it, and where arrays lie."""
+
+    name: str
+    kind: str = "average"
+    in_segment: bool = True
+
+
+ALLREDUCE, ARRAYS = Operation("allreduce"), Operation("allreduce-array", in_segment=False)
+ROOTED = Operation("reduce", "reduce"), Operation("broadcast", "broadcast")
+TUNED = ALLREDUCE, ARRAYS, *ROOTED
 
 
 @dataclass(slots=True)
@@ -42,7 +54,7 @@ class Size:
     predicted: Figures = field(default_factory=dict)
     measured: Figures = field(default_factory=dict)
     usual: Choice | None = None  # kept unless another is clearly faster
-    operation: str = IN_SEGMENTS
+    operation: str = ALLREDUCE.name
 
     def __str__(self) -> str:
         ranked = sorted(self.measured.items(), key=lambda item: item[1])
@@ -50,19 +62,24 @@ class Size:
         return f"{self.operation:<15} {self.nbytes:>10} bytes: {', '.join(plans)}"
 
 
-def choices_here(context: Context) -> list[Choice]:
-    """List every plan that exchanges gradients here, in segments."""
+def choices_here(context: Context, kind: str = "average") -> list[Choice]:
+    """List every plan that has a kind here, in segments."""
     found = []
     members = context.world.members
-    case = Case(members, "average", 0, in_segments=True)
+    case = Case(members, kind, 0, in_segments=True)
     for name, spec in PLANS.items():
         if not able(name, case):
             continue
         if "group_size" in spec.options_of(members, 1) and not members.several_nodes:
             continue  # without nodes it is gdraa
         found.append(Choice(name))
-        if "chunks" in spec.options:
-            found += [Choice(name, (("chunks", chunks),)) for chunks in CHUNKS]
+        found += [
+            Choice(name, ((option, value),))
+            for option, values in TRIED.items()
+            if option in spec.options
+            for value in values
+            if option != "chain_size" or value < context.size
+        ]
         if tuned := spec.tuned(case):
             found.append(Choice(name, tuple(tuned.items())))
     return found
@@ -84,7 +101,11 @@ def choices_of_arrays(context: Context) -> list[Choice]:
 
 
 def predict_all(
-    context: Context, calibration: Calibration, choices: Sequence[Choice], nbytes: int
+    context: Context,
+    calibration: Calibration,
+    choices: Sequence[Choice],
+    nbytes: int,
+    kind: str = "average",
 ) -> Figures:
     """Predict the microseconds of each choice."""
     model = calibration.model(nbytes)
@@ -92,13 +113,13 @@ def predict_all(
     for choice in choices:
         here = options_for(context.world, choice.plan, "float32", nbytes // 4)
         extra = {**here, **dict(choice.options)}
-        plans = build_all(choice.plan, context.size, nbytes // 4, **extra)
+        plans = build_all(choice.plan, context.size, nbytes // 4, kind=kind, **extra)
         found[choice] = 1e6 * float(predict(plans, model))
     return found
 
 
 def measure_all(
-    session: Session, choices: Sequence[Choice], nbytes: int, *, in_segment: bool = True
+    session: Session, choices: Sequence[Choice], nbytes: int, operation: Operation = ALLREDUCE
 ) -> Figures:
     """Measure the microseconds of each choice, in turns, on one array; the same on every rank.
 
@@ -108,7 +129,9 @@ def measure_all(
     ours = Ours(session)
 
     def measure(some: Sequence[Choice], longer: int) -> Figures:
-        contenders, free = ours.handles(nbytes // 4, some, in_segment=in_segment)
+        contenders, free = ours.handles(
+            nbytes // 4, some, operation.kind, in_segment=operation.in_segment
+        )
         session.take_turns(contenders, longer=longer)
         times = session.ranks.latest(np.array([one.samples().quartile for one in contenders]))
         free()
@@ -133,7 +156,7 @@ def tune(
     calibration: Calibration,
     sizes: Sequence[int],
     report: Callable[[Size], None],
-    operations: Sequence[str] = (IN_SEGMENTS, ARRAYS),
+    operations: Sequence[Operation] = TUNED,
 ) -> tuple[Policy, list[Size]]:
     """Measure candidates at each size; the policy is the same on every rank.
 
@@ -144,7 +167,7 @@ def tune(
     for operation in operations:
         measured = _tune(session, calibration, sizes, report, operation)
         if measured:
-            rules.append((operation, rules_of(measured)))
+            rules.append((operation.name, rules_of(measured)))
         found += measured
     return Policy(tuple(rules)), found
 
@@ -154,22 +177,21 @@ def _tune(
     calibration: Calibration,
     sizes: Sequence[int],
     report: Callable[[Size], None],
-    operation: str,
+    operation: Operation,
 ) -> list[Size]:
     """Measure the candidates of one operation at each size; there may be none."""
-    context = session.context
-    in_segment = operation == IN_SEGMENTS
-    choices = choices_here(context) if in_segment else choices_of_arrays(context)
+    context, (name, kind, in_segment) = session.context, operation
+    choices = choices_here(context, kind) if in_segment else choices_of_arrays(context)
     found: list[Size] = []
     for nbytes in sizes if choices else ():
-        predicted = predict_all(context, calibration, choices, nbytes)
-        size = Size(nbytes, predicted, operation=operation)
-        usual = usual_choice(context, nbytes, in_segment=in_segment)
+        predicted = predict_all(context, calibration, choices, nbytes, kind)
+        size = Size(nbytes, predicted, operation=name)
+        usual = usual_choice(context, nbytes, operation)
         candidates = near(size.predicted) if in_segment else list(choices)
         if usual not in candidates:
             candidates.append(usual)
-            size.predicted |= predict_all(context, calibration, [usual], nbytes)
-        size.measured = measure_all(session, candidates, nbytes, in_segment=in_segment)
+            size.predicted |= predict_all(context, calibration, [usual], nbytes, kind)
+        size.measured = measure_all(session, candidates, nbytes, operation)
         if context.topology.oversubscribed:
             size.usual = usual
         found.append(size)
@@ -177,10 +199,10 @@ def _tune(
     return found
 
 
-def usual_choice(context: Context, nbytes: int, *, in_segment: bool) -> Choice:
+def usual_choice(context: Context, nbytes: int, operation: Operation) -> Choice:
     """Return the choice without a policy, with its option ``owners`` if it has one."""
     world = context.world
-    usual = automatic(Case(world.members, "average", nbytes, in_segment))
+    usual = automatic(Case(world.members, operation.kind, nbytes, operation.in_segment))
     if "owners" in PLANS[usual.plan].options:
         return Choice(usual.plan, (("owners", staged.owners_of(world.size, nbytes // 4)),))
     return usual
