@@ -63,7 +63,8 @@ def install_packages(*names: str) -> None:
     }
     missing = [name for name in names if name not in installed]
     if missing:
-        apt = ["apt-get", "-qq"] if os.geteuid() == 0 else ["sudo", "apt-get", "-qq"]
+        apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+        apt = apt if os.geteuid() == 0 else ["sudo", *apt]
         subprocess.run([*apt, "update"], check=True)
         subprocess.run([*apt, "install", "-y", "--no-install-recommends", *missing], check=True)
 

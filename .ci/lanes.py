@@ -214,7 +214,7 @@ def environment() -> Path:
 
     def fill(folder: Path) -> None:
         ci.install_packages("ccache", "g++", "libibverbs-dev", "libmpich-dev", "python3-venv")
-        wanted = " ".join(ci.extras(ROOT, "launchers", "browser", "docs", "lint"))
+        wanted = " ".join(ci.extras(ROOT, "launchers", "browser", "docs", "lint", "gpu"))
         lines = (
             "pip install --quiet '.[test]'",
             f"pip install --quiet atheris coverage {wanted}",

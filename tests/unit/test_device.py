@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -317,3 +319,41 @@ def test_tensors(libraries: Callable[..., None]) -> None:
         memory_of(FakeTorch.Tensor("cuda:3"))
     with pytest.raises(BufferRefusedError, match="only the host's memory and CUDA's"):
         memory_of(FakeTorch.Tensor("xpu:0"), device=True)
+
+
+_WITHOUT_A_GPU = """
+import cupy, numpy as np, pgasdl
+from pgasdl import loopback
+
+def program(ctx):
+    segment = ctx.segment(64)
+    array = segment.numpy(np.float32)
+    array[:] = ctx.rank
+    ctx.allreduce(array)
+    for refused in (
+        lambda: ctx.segment(64, device="cuda"),
+        lambda: ctx.segment(64, device=cupy.cuda.Device(0)),
+        lambda: segment.cupy(np.float32),
+    ):
+        try:
+            refused()
+        except pgasdl.errors.UnavailableError:
+            continue
+        raise AssertionError("not refused")
+    return array.tolist()
+
+assert loopback.run(2, program) == [[1.0] * 16] * 2
+pgasdl.show_versions()
+"""
+
+
+@pytest.mark.full
+def test_cupy_itself_where_there_is_no_gpu() -> None:
+    """Extra ``gpu``: to import it changes nothing on the host; what needs a GPU is refused."""
+    pytest.importorskip("cupy")
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_A_GPU], capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^cupy +\d", done.stdout, re.M)
