@@ -52,7 +52,7 @@ from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import MIXED, PATIENCE
 
 _DEFAULT = "attach,attach-thread,attach-phased,ddp-gloo,ddp-pgasdl,mpi-layers,mpi-fused"
-_OF_WAITS = "sc-b,sc-ob,sc-obr"
+_OF_WAITS = "caffegpi,mimatrix,swcaffe,sc-b,sc-ob-naive,sc-ob,sc-obr"
 _TRACED = 2  # iterations
 
 

@@ -147,7 +147,7 @@ def check_trace(trace: dict[str, Any], variants: list[str], size: int) -> None:
 def test_waits(tmp_path: Path) -> None:
     document = measure(
         tmp_path, 2, "--network tiny --compute-ms 2",
-        "attach,attach-thread,attach-phased,sc-b,sc-ob,sc-obr,ddp-gloo,ddp-pgasdl",
+        "attach,attach-thread,attach-phased,caffegpi,sc-b,sc-ob-naive,sc-ob,sc-obr,ddp-gloo,ddp-pgasdl",
     )  # fmt: skip
     assert document["compute_ms"] == 2
     layers = document["variants"][2]["layers"]
@@ -166,7 +166,7 @@ def test_waits(tmp_path: Path) -> None:
 def test_training(tmp_path: Path) -> None:
     document = measure(
         tmp_path, 2, "--network tiny --compute real",
-        "attach,attach-thread,attach-phased,ddp-gloo,ddp-pgasdl,ddp-hook,gloo-layers,plan-tree",
+        "attach,attach-thread,attach-phased,caffegpi,swcaffe,ddp-gloo,ddp-pgasdl,ddp-hook,gloo-layers,plan-tree",
     )  # fmt: skip
     assert document["compute_ms"] is None
     assert all(row["exchange"] > 0 for row in document["variants"][2]["layers"])
@@ -306,7 +306,7 @@ def test_all_variants_have_names(app: Any) -> None:
     assert len(names) == len(set(names))
     real = {each.name for each in app.options(["--variants", "all", "--compute", "real"]).chosen}
     waits = {each.name for each in app.options(["--variants", "all"]).chosen}
-    assert waits - real == {"sc-b", "sc-ob", "sc-obr"}
+    assert waits - real == {"sc-b", "sc-ob-naive", "sc-ob", "sc-obr"}
 
 
 # --- figures

@@ -1,4 +1,4 @@
-"""Exchanges of layers by pgasdl: CaffeGPI's turns, a thread, phases, and S-Caffe's designs."""
+"""Exchanges of layers by pgasdl: those of the papers, each by its own design."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import numpy as np
 import pgasdl
 from bench.timeline import Recorder
 from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.owner import Block
 
 
 class Average:
-    """Every layer's gradient is averaged: as soon as it is there, or, ``phased``, after all."""
+    """Every layer's gradient is averaged: as soon as it is there, or, ``phased``, after all.
+
+    ``update``: owners make the steps instead, and weights travel, as in CaffeGPI.
+    """
 
     sums = False
 
@@ -25,12 +29,16 @@ class Average:
         *,
         plan: str | None = None,
         phased: bool = False,
+        update: bool = False,
     ) -> None:
         self.recorder = Recorder()
         self._names, self._phased = names, phased
         layers = [((count,), np.float32) for count in counts]
-        self._exchange = GradientExchange(ctx, layers, plan=plan)
-        self.gradients = [self._exchange.gradient(layer) for layer in range(len(counts))]
+        steps = {"kind": "update", "update": _copied} if update else {}
+        self._exchange = GradientExchange(ctx, layers, plan=plan, **steps)
+        every = range(len(counts))
+        self.gradients = [self._exchange.gradient(layer) for layer in every]
+        self._results = [self._exchange.weight(each) for each in every] if update else None
         self._barrier = ctx.barrier
         self._taken = [True] * len(counts)  # since it was ready
         self.plan = self._exchange.plan
@@ -65,7 +73,7 @@ class Average:
             self.take(layer)
 
     def result(self, layer: int) -> float:
-        return float(self.gradients[layer][0])
+        return float((self._results or self.gradients)[layer][0])
 
     def exchange(self) -> float:
         self._barrier(timeout=600)
@@ -77,11 +85,60 @@ class Average:
         self._exchange.close()
 
 
+def _copied(block: Block) -> None:
+    """Stand in for an owner's step, which is the accelerator's work: the weights are the mean."""
+    block.weights[:1] = block.gradient[:1]
+
+
+class Packed:
+    """swCaffe: all layers' gradients in one buffer, all-reduced after the backward pass."""
+
+    sums = False
+
+    def __init__(
+        self, ctx: pgasdl.Context, names: Sequence[str], counts: Sequence[int], plan: str
+    ) -> None:
+        self.recorder = Recorder()
+        shape = [((sum(counts),), np.float32)]
+        self._exchange = GradientExchange(ctx, shape, plan=plan)
+        self.gradients = _views(self._exchange, counts, False)
+        self._barrier, self.plan = ctx.barrier, self._exchange.plan
+
+    def ready(self, layer: int) -> None:
+        pass
+
+    def backward_done(self) -> None:
+        self._exchange.ready(0)
+        self._exchange.wait(0)
+        if self.recorder.on:
+            timing = self._exchange.timing(0)
+            self.recorder.add("exchange", "all", timing.began, timing.ended)
+
+    def take(self, layer: int) -> None:
+        pass
+
+    def drain(self) -> None:
+        pass
+
+    def result(self, layer: int) -> float:
+        return float(self.gradients[layer][0])
+
+    def exchange(self) -> float:
+        self._barrier(timeout=600)
+        began = time.monotonic()
+        self.backward_done()
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
 class SCaffe:
     """S-Caffe: gradients are reduced to the root, and the updated weights broadcast.
 
     SC-B does both in one piece after the backward pass; SC-OB broadcasts by layer, and waits for
-    each layer before its forward pass; SC-OBR also reduces by layer, while backward goes on.
+    each layer before its forward pass, ``naive`` with one broadcast ahead; SC-OBR also reduces by
+    layer, while backward goes on.
     """
 
     sums = False
@@ -94,6 +151,7 @@ class SCaffe:
         *,
         reduce_layers: bool,
         broadcast_layers: bool,
+        naive: bool = False,
     ) -> None:
         self.recorder = Recorder()
         self._names, self._root = names, ctx.rank == 0
@@ -104,6 +162,7 @@ class SCaffe:
         self.gradients = _views(self._reduce, counts, reduce_layers)
         self.weights = _views(self._broadcast, counts, broadcast_layers)
         self._taken = [True] * len(counts)
+        self._naive, self._next = naive, -1  # the next layer whose broadcast is to be started
         self.plan = f"{self._reduce.plan}; {self._broadcast.plan}"
 
     def ready(self, layer: int) -> None:
@@ -115,6 +174,7 @@ class SCaffe:
         if not reduce_layers:
             self._reduce.ready(0)
             self._wait(self._reduce, 0, "reduce all")
+        self._next = len(self._names) - 1
         # The forward pass needs the last layer's weights first.
         for layer in reversed(range(len(self._names))):
             if reduce_layers:
@@ -122,8 +182,9 @@ class SCaffe:
             if self._root:  # an update; on the accelerator, but for one element
                 self.weights[layer][0] = self.gradients[layer][0] / self._size
             if broadcast_layers:
-                self._broadcast.ready(layer)
                 self._taken[layer] = False
+                if not self._naive:
+                    self._start(layer)
         if not broadcast_layers:
             self._broadcast.ready(0)
             self._wait(self._broadcast, 0, "broadcast all")
@@ -136,11 +197,19 @@ class SCaffe:
 
     def take(self, layer: int) -> None:
         if not self._taken[layer]:
+            self._start(layer)
             self._wait(self._broadcast, layer, f"broadcast {self._names[layer]}")
             self._taken[layer] = True
+            self._start(layer - 1)  # naive: the next one starts when this one is here
+
+    def _start(self, layer: int) -> None:
+        """Start the broadcasts that were not, up to a layer's."""
+        while self._next >= max(layer, 0):
+            self._broadcast.ready(self._next)
+            self._next -= 1
 
     def drain(self) -> None:
-        for layer in range(len(self._names)):
+        for layer in reversed(range(len(self._names))):  # in forward order
             self.take(layer)
 
     def result(self, layer: int) -> float:

@@ -16,6 +16,7 @@ import pgasdl.torch
 from bench.cuts import DDP, buckets
 from bench.pipeline.buckets import Buckets, describe
 from bench.pipeline.networks import NETWORKS, data
+from bench.pipeline.ours import Average
 from bench.pipeline.waiting import LayerExchange
 from bench.pipeline.workload import Workload
 from bench.timeline import Recorder
@@ -77,6 +78,7 @@ class Attached(Training):
         *,
         plan: str | None = None,
         phased: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(name, batch, size, ctx.rank)
         self._phased, self._barrier = phased, ctx.barrier
@@ -86,7 +88,12 @@ class Attached(Training):
             context=ctx,
             plan=plan,
             deferred=False if phased else None,
+            **options,
         )
+        self._alone: Average | None = None
+        if options.get("kind") == "update":  # alone, it would wait for a step
+            counts = [layer.count for layer in reversed(self._attached.exchange.layers)]
+            self._alone = Average(ctx, [""] * len(counts), counts, plan=plan, update=True)
         self.plan = self._attached.exchange.plan
         # As attach numbers its layers: modules with parameters that no module before them has.
         seen: set[nn.Parameter] = set()
@@ -107,6 +114,8 @@ class Attached(Training):
         self._attached.synchronize()
 
     def exchange(self) -> float:
+        if self._alone is not None:
+            return self._alone.exchange()
         exchange = self._attached.exchange
         self._barrier(timeout=600)
         began = time.monotonic()
@@ -117,6 +126,8 @@ class Attached(Training):
         return time.monotonic() - began
 
     def close(self) -> None:
+        if self._alone is not None:
+            self._alone.close()
         self._attached.detach()
 
     def _taken(self, module: str) -> None:

@@ -20,7 +20,7 @@ from bench.jobs import Peer
 from bench.pipeline.buckets import Buckets
 from bench.pipeline.cases import Case, Local, Ours, Runner, Theirs
 from bench.pipeline.mpi import start
-from bench.pipeline.ours import Average, SCaffe
+from bench.pipeline.ours import Average, Packed, SCaffe
 from bench.pipeline.settings import Settings
 from bench.pipeline.training import Attached, ByLayers, Ddp, Training
 from bench.pipeline.waiting import LayerExchange, NoExchange, WaitingRunner
@@ -159,7 +159,14 @@ def average(**options: Any) -> Callable[[Job], LayerExchange]:
     return lambda job: Average(job.ctx, job.work.names, job.work.counts, **options)
 
 
-def scaffe(reduce_layers: bool, broadcast_layers: bool) -> Callable[[Job], LayerExchange]:
+def packed(plan: str) -> Callable[[Job], LayerExchange]:
+    """All-reduce everything in one buffer, as swCaffe."""
+    return lambda job: Packed(job.ctx, job.work.names, job.work.counts, plan)
+
+
+def scaffe(
+    reduce_layers: bool, broadcast_layers: bool, naive: bool = False
+) -> Callable[[Job], LayerExchange]:
     """Reduce and broadcast, as S-Caffe."""
     return lambda job: SCaffe(
         job.ctx,
@@ -167,6 +174,7 @@ def scaffe(reduce_layers: bool, broadcast_layers: bool) -> Callable[[Job], Layer
         job.work.counts,
         reduce_layers=reduce_layers,
         broadcast_layers=broadcast_layers,
+        naive=naive,
     )
 
 
@@ -217,7 +225,20 @@ BASELINES = [
     Variant("compute", "all ranks, no exchange", nothing, alone),
 ]
 VARIANTS = [
-    Variant("attach", "CaffeGPI: a turn at each layer", average(), attached()),
+    Variant("attach", "a turn at each layer, mean gradients", average(), attached()),
+    Variant(
+        "caffegpi",
+        "CaffeGPI: up a tree, the root updates, and down",
+        average(plan="tree", update=True),
+        attached(kind="update", plan="tree", early=True),
+    ),
+    Variant(
+        "mimatrix",
+        "MiMatrix: GDRAA, every worker updates",
+        average(plan="gdraa"),
+        attached(plan="gdraa"),
+    ),
+    Variant("swcaffe", "swCaffe: packed, halving and doubling", packed("halving-doubling")),
     Variant("attach-thread", "a progress thread", average(), attached(), thread=True),
     Variant(
         "attach-phased",
@@ -226,6 +247,12 @@ VARIANTS = [
         attached(phased=True),
     ),
     Variant("sc-b", "S-Caffe: packed, after backward", scaffe(False, False), only="wait"),
+    Variant(
+        "sc-ob-naive",
+        "S-Caffe: the next layer's broadcast ahead",
+        scaffe(False, True, naive=True),
+        only="wait",
+    ),
     Variant("sc-ob", "S-Caffe: broadcast by layer", scaffe(False, True), only="wait"),
     Variant("sc-obr", "S-Caffe: reduce by layer too", scaffe(True, True), only="wait", thread=True),
     Variant("ddp-gloo", "DistributedDataParallel, gloo", buckets("gloo"), ddp("gloo")),
