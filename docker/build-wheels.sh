@@ -59,8 +59,7 @@ for version in 3.11 3.12 3.13 3.14; do
   wheel=$(ls "$work/repaired"/*-cp"$(echo "$version" | tr -d .)"-*manylinux*.whl)
   "$work/$version/bin/pip" --quiet install "$wheel"
   (cd / && "$work/$version/bin/python" -c 'import sys, pgasdl._native as native
-missing = native.verbs_missing()
-sys.exit(missing if "verbs.h" in missing else None)' &&
+sys.exit(native.transports()["verbs"] or None)' &&
     "$work/$version/bin/pgasdl" run -n 2 "$root/apps/hello_notify.py" >/dev/null)
   mv "$wheel" "$out"
   echo "$version: $out/${wheel##*/}"
