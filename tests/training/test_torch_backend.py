@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ from pgasdl.torch.backend.refused import REFUSED  # noqa: E402
 
 # Few elements, more than one piece of a message, and an uneven number of them.
 COUNTS = (1, 17, 150_001)
+
+
+@pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
+def test_pytorch_finds_it_by_entry_points(group: str) -> None:
+    """At import, and, from 2.14 on, by name; a second registration changes nothing."""
+    (entry,) = (each for each in entry_points(group=group) if each.name == "pgasdl")
+    for _ in range(2):
+        entry.load()()
+    assert dist.Backend.PGASDL == "pgasdl"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("mapped", [True, False])
