@@ -54,6 +54,7 @@ def attach(
         "average": every rank gets the mean gradients, and makes the steps; "update": the owner of
         a block - the root of plan "tree" (CaffeGPI), a rank for each block of a GDRAA -
         makes its step, and the weights travel. It alone keeps the block's optimizer state.
+        MiMatrix's GDRAA, in which every worker updates, is "average" with plan "gdraa".
     group : Group, optional
         None: all ranks.
     deferred : bool, optional
