@@ -30,6 +30,8 @@ extensions = [
 html_theme = "furo"
 html_title = f"pgasdl {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["pictures.css"]
 # Lines of 100 columns fit beside the two side bars.
 html_theme_options = {"light_css_variables": {"code-font-size": "77%"}}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import runpy
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +117,18 @@ def test_pages_name_programs_and_commands_that_exist() -> None:
                 assert (ROOT / path).exists(), f"{page.name}: {path}"
             for command in re.findall(r"(?:^ +|``|\$ )pgasdl ([a-z]+)", text, re.MULTILINE):
                 assert command in _COMMANDS, f"{page.name}: pgasdl {command}"
+
+
+def test_the_pictures_are_what_their_script_draws() -> None:
+    folder = ROOT / ".github/docs/pictures"
+    drawn = runpy.run_path(str(folder / "drawings.py"))["all_pictures"]()
+    pages = "".join(page.read_text() for page in folder.parent.rglob("*.rst"))
+    for name, text in drawn.items():
+        assert (folder / name).read_text() == text, f"python {folder}/drawings.py"
+        assert "prefers-color-scheme" in text and len(text) < 60_000
+        assert "text{font:13px" in text, "12 pixels or more on a phone"
+        assert ElementTree.fromstring(text).attrib["viewBox"].startswith("0 0 400 ")
+        assert f"pictures/{name}\n   :width: 480px\n   :alt: " in pages
 
 
 def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -216,6 +218,19 @@ def test_the_layers_name_what_is_there() -> None:
         folder = PACKAGE / name.replace(".", "/")
         there = folder.is_dir() or folder.with_name(folder.name + ".py").exists()
         assert there or name == "_native", f"{name} is in the table and nowhere else"
+
+
+def test_the_drawing_has_the_same_order() -> None:
+    drawn = runpy.run_path(str(ROOT / ".github/docs/pictures/drawings.py"))
+    bands = [names.split() for names, _ in drawn["PYTHON"]]
+    for above, below in pairwise(bands):
+        assert min(map(LEVEL.get, above)) > max(map(LEVEL.get, below)), (above, below)
+    rooms = {path.parent.name for path in PACKAGE.glob("*/README.md")}
+    assert rooms <= {name for names in bands for name in names}
+    native = [name for name, _ in reversed(drawn["NATIVE"])]
+    assert native == [layer for layer in LAYERS if layer in native]
+    folders = {path.name for path in (NATIVE / "transport").iterdir() if path.is_dir()}
+    assert folders == set(drawn["TRANSPORTS"])
 
 
 def test_plans_know_no_runtime() -> None:
