@@ -127,8 +127,8 @@ def layers() -> Picture:
             y += 42
             if names == "transport":
                 for place, name in enumerate(TRANSPORTS):
-                    picture.box(56 + 68 * place, y, 64, 24, kind)
-                    picture.words(88 + 68 * place, y + 16, name, "ink bare middle")
+                    picture.box(44 + 70 * place, y, 66, 24, kind)
+                    picture.words(77 + 70 * place, y + 16, name, "ink bare middle")
                 y += 28
         picture.line(20, top, 20, y - 6)
         y += 22
