@@ -2,8 +2,8 @@
 
 pgasdl run -n 2 .github/docs/pictures/overlap_run.py && python .github/docs/pictures/drawings.py
 
-The loop is that of apps/cookbook/overlap.py, with a clock. Each rank keeps its iteration of median
-length.
+The loop is that of apps/cookbook/overlap.py, with a clock. Of all iterations one of the shortest
+tenth is kept, which other programs on these cores have disturbed little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 import pgasdl
 
-LAYERS, WIDTH, ITERATIONS = 8, 2048, 41
+LAYERS, WIDTH, ITERATIONS = 8, 2048, 100
 BACKWARD, FORWARD = 0.002, 0.001  # seconds of a layer, in place of an accelerator's
 
 
@@ -42,14 +42,14 @@ def iteration(exchange: pgasdl.GradientExchange, rank: int) -> dict[str, np.ndar
 
 
 def main() -> None:
-    """Run all iterations; rank 0 writes those of median length."""
+    """Run all iterations; rank 0 writes the chosen one of all ranks."""
     with pgasdl.init(log="warning", progress="thread") as ctx:
         exchange = pgasdl.GradientExchange(ctx, [((WIDTH, WIDTH), np.float32)] * LAYERS)
         ctx.barrier()
         found = [iteration(exchange, ctx.rank) for _ in range(ITERATIONS)]
         length = np.array([each["forward"].max() - each["backward"].min() for each in found])
         ctx.allreduce(length)  # all ranks choose the same iteration
-        chosen = found[int(np.argsort(length)[ITERATIONS // 2])]
+        chosen = found[int(np.argsort(length)[ITERATIONS // 10])]
         kinds = sorted(chosen)
         mine = np.zeros((ctx.size, len(kinds), LAYERS, 2))
         mine[ctx.rank] = [chosen[kind] for kind in kinds]
