@@ -24,7 +24,7 @@ COLOURS = {
     "one": ("#dbe9fb", "#1d3a5f"),
     "two": ("#fdebd3", "#553a1a"),
     "backward": ("#2f5d9b", "#5b8fd6"),
-    "forward": ("#9bb7dc", "#33557f"),
+    "forward": ("#9bb7dc", "#b3cbea"),
     "exchange": ("#e0862a", "#f0a04b"),
     "waiting": ("#cc2936", "#ff6b74"),
 }
