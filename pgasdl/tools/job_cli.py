@@ -27,6 +27,26 @@ Put a job into the queue, and print its number. Everything from the program on i
 """
 
 
+class _JobNumber(click.types.IntParamType):
+    name = "job"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a number; what is none may be an argument that comes behind it."""
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            path = "" if ctx is None else ctx.command_path
+            self.fail(
+                f"{value!r} is not the number of a job, which comes first, as in `{path} 1`; "
+                "`pgasdl job list` shows the numbers",
+                param,
+                ctx,
+            )
+
+
+_job = click.argument("job", type=_JobNumber())
+
+
 @click.group("job", cls=ToolGroup)
 @click.option(
     "--server", metavar="URL|FILE", default="",
@@ -132,7 +152,7 @@ def _list(ctx: click.Context, state: str | None, limit: int, as_json: bool) -> N
 
 
 @command.command("show", cls=ToolCommand)
-@click.argument("job", type=int)
+@_job
 @json_option
 @click.pass_context
 def _show(ctx: click.Context, job: int, as_json: bool) -> None:
@@ -160,7 +180,7 @@ def _show(ctx: click.Context, job: int, as_json: bool) -> None:
 
 
 @command.command("log", cls=ToolCommand)
-@click.argument("job", type=int)
+@_job
 @click.option("--follow", is_flag=True, help="Until it ends.")
 @click.pass_context
 def _log(ctx: click.Context, job: int, follow: bool) -> None:
@@ -179,7 +199,7 @@ def _pages(client: Client, job: int) -> Any:
 
 
 @command.command("records", cls=ToolCommand)
-@click.argument("job", type=int)
+@_job
 @click.pass_context
 def _records(ctx: click.Context, job: int) -> None:
     """Print the flight records that a job's ranks left: their last operations."""
@@ -197,7 +217,7 @@ def _page(ctx: click.Context) -> None:
 
 
 @command.command("wait", cls=ToolCommand)
-@click.argument("job", type=int)
+@_job
 @click.option("--timeout", type=float, metavar="S", help="Seconds; default: as long as it takes.")
 @click.pass_context
 def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
@@ -208,7 +228,7 @@ def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
 
 
 @command.command("send", cls=ToolCommand, context_settings={"ignore_unknown_options": True})
-@click.argument("job", type=int)
+@_job
 @click.argument("name")
 @click.argument("value", required=False)
 @click.pass_context
@@ -244,7 +264,7 @@ def _json_or_text(text: str) -> Any:
 
 
 @command.command("tensorboard", cls=ToolCommand)
-@click.argument("job", type=int)
+@_job
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--follow", is_flag=True, help="Until it ends.")
 @click.pass_context
@@ -256,7 +276,7 @@ def _tensorboard(ctx: click.Context, job: int, folder: Path, follow: bool) -> No
 
 def _changing(name: str, what: str) -> None:
     @command.command(name, cls=ToolCommand, help=what)
-    @click.argument("job", type=int)
+    @_job
     @click.pass_context
     def _(ctx: click.Context, job: int) -> None:
         change: Callable[[int], dict[str, Any]] = getattr(ctx.obj(), name)

@@ -134,6 +134,11 @@ def test_json_is_all_there_is_on_standard_output(
         ("bench model resnet5 --json", "no model 'resnet5'; did you mean 'resnet50'? "),
         ("tune --transport shn", "no transport 'shn'; did you mean 'shm'? there are auto, shm, "),
         ("sim --machin flat", "--machine"),
+        ("job snd 1 stop", "no command 'snd'; did you mean 'send'?"),
+        (
+            "job send nosuch",
+            "'nosuch' is not the number of a job, which comes first, as in `pgasdl ",
+        ),
         ("sim --plans ring,tre(chunks=2)", "no plan 'tre'; did you mean "),
         ("sim --size 1.5K", "pgasdl sim --help"),
         ("run -n 2", "no program: give a file"),
