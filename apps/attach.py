@@ -1,10 +1,13 @@
 """One line averages a model's gradients over all ranks while backward runs."""
 
+import argparse
+
 import torch
 
 import pgasdl
 import pgasdl.torch
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 

@@ -1,5 +1,7 @@
 """A hook averages DDP's buckets; all else stays with another backend."""
 
+import argparse
+
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -7,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pgasdl
 from pgasdl.torch import DDPState, ddp_hook
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 distributed.init_process_group("gloo")
 with pgasdl.init() as ctx:
     model = DistributedDataParallel(torch.nn.Linear(8, 1))

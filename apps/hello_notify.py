@@ -1,9 +1,12 @@
 """The first program: each rank writes to its right neighbour, and raises a flag there."""
 
+import argparse
+
 import numpy as np
 
 import pgasdl
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 with pgasdl.init() as ctx:  # rank and size come from the launcher
     segment = ctx.segment(4096)  # memory that every rank can write to
     numbers = segment.numpy(np.float32)  # a view, not a copy

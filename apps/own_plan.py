@@ -8,6 +8,8 @@ takes two, for P - 1 times the bytes: for layers of a few elements.
     PGASDL_PLAN_MODULES=apps/own_plan.py PGASDL_POLICY=@pgasdl.policy pgasdl run -n 3 train.py
 """
 
+import argparse
+
 import numpy as np
 
 import pgasdl
@@ -37,6 +39,8 @@ register(PlanSpec("flat", flat, "all to all: 1 latency", ("average", "sum"), wir
 
 def main() -> None:
     """Prove, simulate, run."""
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     for size in range(1, 9):
         assert_ok("flat", size, 10)
     wrong = check([flat(rank, 3, 10) for rank in range(3)])  # with one phase only

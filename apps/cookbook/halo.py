@@ -3,6 +3,8 @@
 pgasdl run -n 3 apps/cookbook/halo.py
 """
 
+import argparse
+
 import numpy as np
 
 import pgasdl
@@ -16,6 +18,7 @@ def step(now: np.ndarray, then: np.ndarray) -> None:
     then[1:-1] = now[1:-1] + 0.25 * (now[:-2] - 2 * now[1:-1] + now[2:])
 
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 with pgasdl.init(log="warning") as ctx:
     width = 8 * (CELLS + 2)  # bytes of a moment: an edge cell, mine, an edge cell
     segment = ctx.segment(2 * width, notifications=4)

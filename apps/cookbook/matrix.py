@@ -3,6 +3,8 @@
 pgasdl run -n 3 apps/cookbook/matrix.py
 """
 
+import argparse
+
 import numpy as np
 
 import pgasdl
@@ -10,6 +12,7 @@ import pgasdl.matrix as pm
 
 EDGE = 600
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 with pgasdl.init(log="warning") as ctx:
     ctx.pool(64 << 20)  # products read blocks of other ranks out of the pool
     a = pm.standard_normal(ctx, (EDGE, EDGE), seed=1)  # by rows; the same numbers on any ranks

@@ -3,6 +3,7 @@
 pgasdl run -n 3 apps/cookbook/overlap.py
 """
 
+import argparse
 import time
 
 import numpy as np
@@ -17,6 +18,7 @@ def compute() -> None:
     time.sleep(0.002)
 
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 # The thread moves exchanges on while the program does something else.
 with pgasdl.init(log="warning", progress="thread") as ctx:
     exchange = pgasdl.GradientExchange(ctx, [((WIDTH, WIDTH), np.float32)] * LAYERS)

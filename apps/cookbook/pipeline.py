@@ -3,6 +3,8 @@
 pgasdl run -n 3 apps/cookbook/pipeline.py
 """
 
+import argparse
+
 import numpy as np
 
 import pgasdl
@@ -18,6 +20,7 @@ def taken(ctx: pgasdl.Context, inbox: pgasdl.Segment, flag: int) -> None:
     ctx.notify_reset(inbox, flag)
 
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 with pgasdl.init(log="warning") as ctx:
     inbox = ctx.segment(SLOTS * SLOT, notifications=2 * SLOTS)  # my predecessor writes to it
     outbox = ctx.segment(SLOTS * SLOT)

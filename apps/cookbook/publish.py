@@ -5,6 +5,7 @@ Rank 0 takes no part in a pull, and never waits for one.
 pgasdl run -n 3 apps/cookbook/publish.py
 """
 
+import argparse
 import time
 
 import numpy as np
@@ -33,6 +34,7 @@ def pull(ctx: pgasdl.Context, published: pgasdl.Segment, mine: pgasdl.Segment) -
     raise RuntimeError("rank 0 publishes faster than this rank can read")
 
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 with pgasdl.init(log="warning") as ctx:
     published = ctx.segment(COUNTER + COPIES * DATA, notifications=ctx.size)
     mine = ctx.segment(COUNTER + DATA)

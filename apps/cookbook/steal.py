@@ -5,6 +5,7 @@ The rank that is robbed takes no part in it.
 pgasdl run -n 3 apps/cookbook/steal.py
 """
 
+import argparse
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ import pgasdl
 
 TASKS = 40  # of a rank
 
+argparse.ArgumentParser(description=__doc__).parse_args()
 with pgasdl.init(log="warning") as ctx:
     tickets = ctx.segment(8)  # how many of my tasks were taken, by whomever
     done = np.zeros(ctx.size * TASKS, np.int32)  # by this rank

@@ -3,7 +3,7 @@
 pgasdl job submit -n 2 apps/cookbook/watched.py; pgasdl run -n 2 does as well
 """
 
-import sys
+import argparse
 import time
 
 import numpy as np
@@ -11,7 +11,9 @@ import numpy as np
 import pgasdl
 import pgasdl.jobs
 
-ITERATIONS = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("iterations", type=int, nargs="?", default=2000)
+ITERATIONS = parser.parse_args().iterations
 NUMBERS = 1000
 
 with pgasdl.init(log="warning") as ctx, pgasdl.jobs.connect(ctx) as job:

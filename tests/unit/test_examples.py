@@ -55,7 +55,9 @@ NAMED = ["backend.py", "ddp_hook.py"]
 def test_the_readme_shows_programs_of_apps_and_ends() -> None:
     assert len(SHOWN) == 2
     for line, program in SHOWN:
-        assert (ROOT / line.split()[-1]).read_text().endswith(f'"""\n\n{program}')
+        path = ROOT / line.split()[-1]
+        plain = re.sub(r"import argparse\n\n|argparse\..*\n", "", path.read_text())
+        assert plain.endswith(f'"""\n\n{program}')
     assert all(f"](apps/{name})" in README for name in NAMED)
     assert len(README.splitlines()) <= 120
     for link in re.findall(r"\]\(([^)#:]+)", README):
@@ -105,6 +107,25 @@ def test_the_cookbook(zygote: Zygote, name: str, told: str) -> None:
     path = ROOT / "apps/cookbook" / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
     assert re.search(told, forking.run(zygote, 3, path, *arguments, timeout=120))
+
+
+PROGRAMS = [
+    path.relative_to(ROOT / "apps").as_posix()
+    for path in sorted(ROOT.glob("apps/[a-z]*.py")) + sorted(ROOT.glob("apps/cookbook/*.py"))
+    if re.search(r"^(with|distributed\.|if __name__)", path.read_text(), re.MULTILINE)
+]
+
+
+def test_every_program_has_help() -> None:
+    require_modules("torch", "PIL")
+    assert len(PROGRAMS) == 20
+    forks = Zygote("torch.nn.parallel", "pgasdl.torch", "pgasdl.matrix")
+    try:
+        for program in PROGRAMS:
+            told = forking.run(forks, 1, ROOT / "apps" / program, "-h", timeout=60)
+            assert told.startswith("[0] usage: "), program
+    finally:
+        forks.close()
 
 
 def test_pages_name_programs_and_commands_that_exist() -> None:
