@@ -155,6 +155,7 @@ class Bench:
         self.session = Session(ctx, output, rounds=given.rounds, pinned=False)
         self.job = Job(ctx, self.settings, given.mpi)
         self.cases: list[Case] = []
+        self.turns = self.per_round = 0
         self.input: Input | None = None
 
     def run(self) -> None:
@@ -175,6 +176,7 @@ class Bench:
             for case in self.cases:
                 case.iteration.calls = self.given.iterations
             contenders = [one for case in self.cases for one in (case.iteration, case.exchanging)]
+            self.turns, self.per_round = 0, len(contenders)
             self.session.take_turns(contenders, probe=self._probe)
             self._report({each.name: each.trace(_TRACED) for each in self.cases})
             for case in self.cases:
@@ -191,7 +193,11 @@ class Bench:
         return latest(self.ctx, seconds)
 
     def _probe(self) -> str:
-        """Look how far from each other the processors are, on one each."""
+        """Look how far from each other the processors are, on one each; tell of whole rounds."""
+        rounds, place = divmod(self.turns, self.per_round)
+        if rounds and not place:
+            self.output.say(f"round      {rounds} of {self.given.rounds}")
+        self.turns += 1
         before = os.sched_getaffinity(0)
         pin(self.ctx.rank, self.ctx.size)
         where = self.session.probe()

@@ -103,7 +103,7 @@ def train(kind: str, ctx: pgasdl.Context, given: argparse.Namespace) -> Run:
     pixels = given.pixels or NETWORKS[given.network].size
     images, labels = data(given.network, given.batch, pixels, ctx.rank)
     with pgasdl.torch.attach(shared, optimizers[0], context=ctx) as attached:
-        for _ in range(given.iterations):
+        for number in range(1, given.iterations + 1):
             run.spans.clear()
             before, began = ctx.counters(), time.monotonic()
             with pm.trace(ctx) as spans:
@@ -120,6 +120,9 @@ def train(kind: str, ctx: pgasdl.Context, given: argparse.Namespace) -> Run:
             traffic = (ctx.counters() - before).total
             run.moved = traffic.bytes_written + traffic.bytes_read
             run.losses.append(float(ctx.world.combine(np.array([loss.item()]), "mean")[0]))
+            if ctx.rank == 0:
+                which = f"{KINDS[kind]}, iteration {number} of {given.iterations}"
+                print(f"{which}: loss {run.losses[-1]:.5f}", flush=True)
     for what, layers in (("shared", shared), ("spread", nn.ModuleList(spread))):
         run.held[what] = 3 * sum(each.nbytes for each in layers.parameters())
     return run

@@ -53,7 +53,7 @@ def train(team: Team, given: argparse.Namespace) -> Course:
     course = Course(given)
     until = given.iterations if given.until is None else min(given.until, given.iterations)
     if not given.checkpoints:
-        course.train(team, until=until)
+        course.train(team, partial(_tell, course, team), until)
         return course
     checkpoints = Checkpoints(given.checkpoints, given.format)
     if course.resume(checkpoints, team) and team.rank == 0:
@@ -62,7 +62,15 @@ def train(team: Team, given: argparse.Namespace) -> Course:
     return course
 
 
+def _tell(course: Course, team: Team) -> None:
+    """Say ten times how far it is."""
+    done, n = course.iteration, course.given.iterations
+    if team.rank == 0 and done % max(1, n // 10) == 0:
+        print(f"iteration {done} of {n}", flush=True)
+
+
 def _save_at_times(course: Course, checkpoints: Checkpoints, team: Team, until: int) -> None:
+    _tell(course, team)
     if course.iteration % course.given.every == 0 or course.iteration == until:
         course.save(checkpoints, team)
 
@@ -113,7 +121,8 @@ def compare(course: Course, team: Team) -> None:
     """Train alone, and draw both losses."""
     given = course.given
     alone = Course(given)
-    alone.train(Team(), until=course.iteration)
+    print("the same in one process, to compare")
+    alone.train(Team(), partial(_tell, alone, Team()), course.iteration)
     draw(given.picture, course.losses, alone.losses, team.size)
     worst = np.abs(np.subtract(course.losses, alone.losses)).max()
     print(f"picture: {given.picture}; the losses differ by at most {worst:.1e}")

@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 WAYS = ("loopback", *LAUNCHES)
 _AT_ONCE = 16 * PER_WORLD  # seeds for one process whose threads are the ranks
 # Lines that belong to no error: progress, and flight records of ranks that only heard of a loss.
-_NOISE = r"^(seed \d+|done|flight record.*|pgasdl rank \d+: .*| +-[\d.]+ us .*)\n"
+_NOISE = r"^(seed \d+|done|flight record.*|(pgasdl )?rank \d+(:| waits in) .*| +-[\d.]+ us .*)\n"
 _SHOWN = 6000  # last characters of a failed program's output
 
 

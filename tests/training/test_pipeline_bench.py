@@ -93,7 +93,7 @@ def measure(tmp_path: Path, size: int, arguments: str, variants: str) -> dict[st
         "--trace", str(files["trace.json"]), "--picture", str(files["picture.png"]),
         timeout=240,
     )  # fmt: skip
-    assert "no row" not in out
+    assert "no row" not in out and "[0] round      1 of 1\n" in out
     document = json.loads(files["figures.json"].read_text())
     assert document["ranks"] == size
     assert [row["name"] for row in document["variants"]] == wanted

@@ -19,6 +19,8 @@ def test_both_trainings_lose_the_same(size: int, tmp_path: Path) -> None:
     picture = tmp_path / "hybrid.png"
     given = ["--network", "tiny", "--iterations", "3", "--picture", str(picture)]
     out = jobs.run(size, APPS / "train_hybrid.py", *given)
+    for kind in ("data-parallel", "hybrid"):
+        assert f"[0] {kind}, iteration 3 of 3: loss " in out
     (worst,) = re.findall(r"differ by at most (\S+)", out)
     assert float(worst) < 1e-5
     held = dict(re.findall(r"(data-parallel|hybrid) +holds +(\S+) MiB", out))

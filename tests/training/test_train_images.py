@@ -73,6 +73,7 @@ def test_the_same_bits_on_every_transport_and_in_every_run(size: int, tmp_path: 
     picture = tmp_path / "loss.png"
     program = APPS / "train_images.py"
     out = jobs.run(size, program, *DATA, *SHORT.split(), "--picture", str(picture))
+    assert out.count("[0] iteration 3 of 3\n") == 2  # and once more in one process
     (over_shm,) = digests(out)
     assert f"the same bits on {size} ranks" in out
     read = re.search(r"([\d.]+) MB read from storage for \d ranks; .* ([\d.]+) MB", out)
