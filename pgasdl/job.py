@@ -13,6 +13,7 @@ class Job(Protocol):
 
     threads: _native.LoopbackWorld | None
     mpi: _native.MpiWorld | None
+    survivable: bool  # ranks may go on after a loss
 
     @property
     def token(self) -> bytes:

@@ -30,6 +30,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
       notifications_(plan.notifications),
       fingerprint_(fingerprint),
       what_(std::move(what)),
+      title_(what_.empty() ? name_ : what_.substr(0, what_.find(','))),
       ranks_(std::move(ranks)),
       op_(op) {
   Binder binder(*this, plan);
@@ -45,6 +46,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   reduce_traffic_.assign(binder.reduce_traffic().begin(), binder.reduce_traffic().end());
   by_stream_ = device_ != kHost && is_by_stream() && streams_wait(device_);
   if (by_stream_) stream_end_ = std::make_unique<DeviceMoment>(device_);
+  context_.liveness().note_plan(fingerprint_, first_notification_, what_);
 }
 
 // One lane only: a stream makes steps in one order, lanes have no order among each other.

@@ -39,7 +39,7 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
     if (transport.needs_progress()) transport.progress();
     if (arrived(step)) continue;
     const std::uint32_t announced = left_by(numbering, peer);
-    if (announced == 0) context_.liveness().require(step.peer, name_.c_str());
+    if (announced == 0) context_.liveness().require(step.peer, title_.c_str());
     throw given_up_by(peer, announced);
   }
 }
@@ -82,7 +82,7 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
     throw Error(ErrorKind::kMismatch,
                 text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
                      ": another rank runs a different collective as its execution ", generation_,
-                     " (notification ", id, "): ", must_agree()));
+                     " (notification ", id, "): ", must_agree(id, seen)));
   }
   // A peer may have noticed first, before it sent anything by which this rank would notice.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
@@ -92,21 +92,45 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
   }
 }
 
-std::string BoundPlan::must_agree() const {
+std::string BoundPlan::must_agree(Rank other, const std::string& theirs) const {
+  context_.liveness().note_plan(fingerprint_, first_notification_, what_);  // for who is told of it
+  const std::string title = theirs.substr(0, theirs.find(','));
+  const bool alike = theirs.empty() || title == title_;  // then the rest tells them apart
   return text("order, size, dtype, plan and device must be the same on all ranks",
-              what_.empty() ? "" : "; this rank runs ", what_);
+              what_.empty() ? "" : "; this rank runs ", alike ? what_ : title_,
+              theirs.empty() ? "" : text(", rank ", other, " ", alike ? theirs : title));
+}
+
+std::string BoundPlan::must_agree(std::uint64_t notification, std::uint32_t seen) const {
+  for (const Rank peer : ranks_) {
+    if (peer == context_.rank()) continue;
+    const std::string theirs =
+        context_.liveness().plan_of(peer, [&](std::uint64_t fingerprint, std::uint64_t first) {
+          return fingerprint != fingerprint_ && first <= notification &&
+                 seen == value(salt(notification - first), hash_of(fingerprint));
+        });
+    if (!theirs.empty()) return must_agree(peer, theirs);
+  }
+  return must_agree();
 }
 
 Error BoundPlan::mismatch_announced_by(std::size_t of) const {
+  const std::string newest =
+      context_.liveness().plan_of(ranks_[of], [](std::uint64_t, std::uint64_t) { return true; });
   return {ErrorKind::kMismatch,
           text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
                ranks_[of], " says that ranks run different collectives as execution ", generation_,
-               ": ", must_agree())};
+               ": ", must_agree(ranks_[of], what_.starts_with(newest) ? "" : newest))};
+}
+
+std::uint64_t BoundPlan::hash_of(std::uint64_t fingerprint) const {
+  return spread(fingerprint ^ mark_ ^ (std::uint64_t{generation_} << 48));
 }
 
 void BoundPlan::begin(std::uint32_t generation, std::uint64_t mark) {
   generation_ = generation;
-  hash_ = spread(fingerprint_ ^ mark ^ (std::uint64_t{generation} << 48));
+  mark_ = mark;
+  hash_ = hash_of(fingerprint_);
   began_ = ticks();
   enqueued_ = false;
   lanes_left_ = 0;
@@ -130,10 +154,12 @@ bool BoundPlan::arrived(const Step& step) const {
     return true;
   }
   if (seen != 0 && seen >> kTagBits == generation_) [[unlikely]] {
-    throw Error(ErrorKind::kMismatch,
-                text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
-                     ": rank ", step.peer, " runs a different collective (notification ",
-                     step.notification, "): ", must_agree()));
+    throw Error(
+        ErrorKind::kMismatch,
+        text(
+            "plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
+            step.peer, " runs a different collective (notification ", step.notification, "): ",
+            must_agree(first_notification_ + static_cast<std::uint64_t>(step.notification), seen)));
   }
   return false;
 }
@@ -342,7 +368,8 @@ std::string BoundPlan::missing() const {
     late += text(late.empty() ? "nothing yet from rank " : ", rank ", peer);
   }
   if (!late.empty()) late += ": ";
-  return text(late, "plan ", name_, ", execution ", generation_, ": ", words);
+  return text(late, what_.empty() ? "" : title_ + ", ", "plan ", name_, ", execution ", generation_,
+              ": ", words, context_.liveness().waits_of_others(title_));
 }
 
 }  // namespace pgasdl

@@ -80,6 +80,8 @@ class BoundPlan {
   ~BoundPlan();
 
   const std::string& name() const { return name_; }
+  // What it makes, in a few words.
+  const std::string& title() const { return title_; }
   const std::vector<Rank>& ranks() const { return ranks_; }
   // Bytes that this rank writes, reads and sends in one execution.
   std::uint64_t bytes_moved() const { return bytes_moved_; }
@@ -174,7 +176,10 @@ class BoundPlan {
     return announced_by(numbering, of) == (kMismatched | generation_);
   }
   Error mismatch_announced_by(std::size_t of) const;
-  std::string must_agree() const;  // the end of a mismatch's message
+  // The end of a mismatch's message, with what another rank runs, if it has said so.
+  std::string must_agree(Rank other = -1, const std::string& theirs = {}) const;
+  // Likewise, by the value that a notification has.
+  std::string must_agree(std::uint64_t notification, std::uint32_t seen) const;
   // `mark`: a value that all ranks must agree on in this execution, besides the fingerprint.
   void begin(std::uint32_t generation, std::uint64_t mark = 0);
   // Advances as far as possible without blocking; true if anything moved. After an exception, which
@@ -212,10 +217,11 @@ class BoundPlan {
   void enqueue_step(const Step& step, cuda::Stream stream) const;
   // Derives the stream's progress from flags; true if it moved.
   bool follow_stream();
-  std::uint32_t value(std::uint64_t salt) const {
-    return (generation_ << kTagBits) |
-           static_cast<std::uint32_t>((hash_ * salt) >> (64 - kTagBits));
+  std::uint32_t value(std::uint64_t salt) const { return value(salt, hash_); }
+  std::uint32_t value(std::uint64_t salt, std::uint64_t hash) const {
+    return (generation_ << kTagBits) | static_cast<std::uint32_t>((hash * salt) >> (64 - kTagBits));
   }
+  std::uint64_t hash_of(std::uint64_t fingerprint) const;
   static std::uint64_t salt(std::uint64_t notification);
 
   Context& context_;
@@ -229,6 +235,7 @@ class BoundPlan {
   const std::uint32_t notifications_;
   const std::uint64_t fingerprint_;
   const std::string what_;
+  const std::string title_;
   const std::vector<Rank> ranks_;  // of the world
   const ReduceOp op_;
   std::vector<Lane> lanes_;
@@ -241,6 +248,7 @@ class BoundPlan {
   std::size_t lanes_left_ = 0;
   bool declined_ = false;
   std::uint32_t generation_ = 0;
+  std::uint64_t mark_ = 0;
   std::uint64_t hash_ = 0;  // of fingerprint, mark and generation
   std::uint64_t began_ = 0;
   std::uint64_t ended_ = 0;

@@ -59,6 +59,7 @@ class Execution {
   ~Execution() { close(); }
 
   const std::string& name() const { return phases_[0]->name(); }
+  const std::string& title() const { return phases_[0]->title(); }
   const std::shared_ptr<Numbering>& numbering() const { return numbering_; }
   State state() const { return state_.load(std::memory_order_acquire); }
   // It has begun, and its result was not taken.

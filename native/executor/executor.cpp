@@ -383,7 +383,7 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   const auto slow = [&] { check_peers(&execution); };
   try {
     const Outcome outcome =
-        context_.waiter().until(ready, slow, deadline, WaitCause::kPlan, execution.name().c_str());
+        context_.waiter().until(ready, slow, deadline, WaitCause::kPlan, execution.title().c_str());
     if (!over()) return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
   } catch (const Error&) {
     // A member that cannot end it ends the execution; another rank's loss only interrupts the wait.

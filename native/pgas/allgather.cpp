@@ -187,7 +187,7 @@ std::string Group::missing_in_allgather(Kind kind, std::string_view what) const 
     missing = text("nothing sent yet to rank ", ahead(course.steps[course.sent].distance));
   }
   return text(missing, ": ", what, ", collective ", course.generation, " of segment ",
-              control_->id(), "'s group", elsewhere());
+              control_->id(), "'s group", elsewhere(what));
 }
 
 }  // namespace pgasdl

@@ -26,7 +26,7 @@ std::string Group::missing_in_barrier() const {
   return text("nothing yet from rank ", behind(barrier_.steps[round].distance), ": barrier ",
               barrier_.generation, " of a group of ", ranks_.size(), ", round ", round,
               ", notification ", barrier_.first_flag + round, " of segment ", control_->id(),
-              elsewhere());
+              elsewhere("barrier"));
 }
 
 }  // namespace pgasdl

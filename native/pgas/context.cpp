@@ -165,11 +165,14 @@ void Context::refuse_use() const {
                      "'s context belongs to the parent process: a forked child "
                      "cannot use it (start workers with spawn, or keep pgasdl out of them)"));
   }
-  throw Error(ErrorKind::kClosed, text("rank ", rank_, "'s context is closed"));
+  throw Error(ErrorKind::kClosed,
+              text("rank ", rank_,
+                   "'s context is closed: its `with` block has ended, or close() was called"));
 }
 
 void Context::refuse_rank(Rank peer, const char* operation) const {
-  throw Error(ErrorKind::kRank, text(operation, " to rank ", peer, ": ranks are 0 to ", size_ - 1));
+  throw Error(ErrorKind::kRank, text(operation, " to rank ", peer, ": ranks are 0 to ", size_ - 1,
+                                     size_ == 1 ? "; `pgasdl run -n 2 PROGRAM` starts two" : ""));
 }
 
 void Context::refuse_queue(QueueId queue) const {

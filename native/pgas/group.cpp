@@ -150,7 +150,7 @@ void Group::check_members(const char* what) const {
   }
 }
 
-std::string Group::elsewhere() const {
+std::string Group::elsewhere(std::string_view what) const {
   std::string members;
   const auto look = [&](const Course& course, const auto& name) {
     const std::uint32_t next = following(course.generation);
@@ -175,7 +175,7 @@ std::string Group::elsewhere() const {
       return std::string(header.what);
     });
   }
-  if (members.empty()) return "";
+  if (members.empty()) return context_.liveness().waits_of_others(what);
   return text("; ", members, " instead: all members make a group's collectives in one order");
 }
 

@@ -255,8 +255,9 @@ class Group {
   std::int64_t control_bytes() const;
   bool raised(std::uint32_t id, std::uint32_t generation) const;
   void check_members(const char* what) const;
-  // Members that have begun a collective of a kind in which this rank is not, in words.
-  std::string elsewhere() const;
+  // Members that have begun a collective of a kind in which this rank is not, or else what others
+  // wait for, unless it is `what`; in words.
+  std::string elsewhere(std::string_view what) const;
 
   Context& context_;
   std::vector<Rank> ranks_;

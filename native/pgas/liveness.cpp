@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "sys/thread.hpp"
 
@@ -314,6 +315,83 @@ void Liveness::give_reason(std::string_view reason) {
   own_->reason_bytes.store(static_cast<std::uint32_t>(bytes), std::memory_order_release);
 }
 
+namespace {
+
+constexpr const char* kTimedOut = " (timed out)";
+
+}  // namespace
+
+void SharedLine::set(std::string_view text) {
+  if (text.size() > kBytes) {
+    std::size_t end = kBytes;
+    while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // no part of a character of UTF-8
+    text = text.substr(0, end);
+  }
+  for (std::size_t word = 0; word < std::size(words_); ++word) {
+    std::uint64_t bytes = 0;
+    const std::string_view part = text.substr(std::min(text.size(), word * sizeof bytes));
+    std::memcpy(&bytes, part.data(), std::min(part.size(), sizeof bytes));
+    words_[word].store(bytes, std::memory_order_relaxed);
+    if (part.size() < sizeof bytes) break;
+  }
+}
+
+std::string SharedLine::get() const {
+  std::string text;
+  for (const std::atomic<std::uint64_t>& word : words_) {
+    const std::uint64_t bytes = word.load(std::memory_order_relaxed);
+    char part[sizeof bytes];
+    std::memcpy(part, &bytes, sizeof bytes);
+    text.append(part, strnlen(part, sizeof part));
+    if (text.size() % sizeof bytes != 0 || part[0] == 0) break;
+  }
+  return text;
+}
+
+void Liveness::note_wait(std::string_view what, Clock::time_point since) {
+  if (own_ == nullptr) return;
+  waits_since_.store(since, std::memory_order_relaxed);
+  own_->wait.set(what);
+}
+
+void Liveness::note_timeout() {
+  if (own_ != nullptr) own_->wait.set(own_->wait.get() + kTimedOut);
+}
+
+std::string Liveness::own_wait() const {
+  const std::string what = own_ == nullptr ? "" : own_->wait.get();
+  if (what.empty()) return "";
+  const std::chrono::duration<double> age =
+      Clock::now() - waits_since_.load(std::memory_order_relaxed);
+  return text("rank ", rank_, " waits in ", what, " for ", age.count(), " s");
+}
+
+std::string Liveness::waits_of_others(std::string_view own) const {
+  constexpr int kMost = 4;
+  std::string words;
+  int n = 0;
+  for (Rank peer = 0; own_ != nullptr && peer < size_ && n < kMost; ++peer) {
+    const ControlBlock* const block = blocks_[static_cast<std::size_t>(peer)];
+    if (peer == rank_ || block == nullptr || health(peer) != Health::kHealthy) continue;
+    const std::string what = block->wait.get();
+    if (what.empty() || what == own || what == text(own, kTimedOut)) continue;
+    words += text(n++ == 0 ? "; rank " : ", rank ", peer, " waits in ", what);
+  }
+  return words;
+}
+
+void Liveness::note_plan(std::uint64_t fingerprint, std::uint64_t first_notification,
+                         std::string_view what) {
+  if (own_ == nullptr || what.empty()) return;
+  const std::lock_guard lock(plans_mutex_);
+  const std::uint32_t n = own_->n_plans.load(std::memory_order_relaxed);
+  SharedPlan& plan = own_->plans[n % ControlBlock::kPlans];
+  plan.fingerprint.store(fingerprint, std::memory_order_relaxed);
+  plan.first_notification.store(first_notification, std::memory_order_relaxed);
+  plan.what.set(what);
+  own_->n_plans.store(n + 1, std::memory_order_release);
+}
+
 std::string Liveness::in_words(Rank lost) const {
   std::string words = text("rank ", lost, " ", name(health(lost)));
   const ControlBlock* const block = blocks_[static_cast<std::size_t>(lost)];
@@ -342,11 +420,11 @@ void Liveness::raise_alarm(const std::string& during) const {
   }
   if (count == 0) return;
   const auto finder = own_->finder.load(std::memory_order_relaxed);
-  throw Error(
-      ErrorKind::kPeerLost,
-      text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
-           static_cast<Rank>(finder) - 1, "); ctx.survivors() gives the group of those left"),
-      count == 1 ? last : culprit);
+  throw Error(ErrorKind::kPeerLost,
+              text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
+                   static_cast<Rank>(finder) - 1, ")",
+                   options_.survivable ? "; ctx.survivors() gives the group of those left" : ""),
+              count == 1 ? last : culprit);
 }
 
 std::string Liveness::own_silence() const {
@@ -358,7 +436,10 @@ std::string Liveness::own_silence() const {
 void Liveness::refuse(Rank peer, const char* operation) const {
   const Health own = health(rank_);
   if (own == Health::kClosed || own == Health::kFailed) {
-    throw Error(ErrorKind::kClosed, text("rank ", rank_, "'s context is closed"));
+    throw Error(ErrorKind::kClosed,
+                text("rank ", rank_,
+                     "'s context is closed: its `with` block or process has ended, or "
+                     "close() was called"));
   }
   if (peer == rank_ || own == Health::kStopped) {
     throw Error(
@@ -371,7 +452,8 @@ void Liveness::refuse(Rank peer, const char* operation) const {
   raise_alarm(operation);
   throw Error(ErrorKind::kPeerLost,
               text(operation, " to rank ", peer, ", which ",
-                   name(health(peer)) == "closed" ? "has " : "", name(health(peer))),
+                   health(peer) == Health::kClosed ? "has closed its context"
+                                                   : std::string(name(health(peer)))),
               peer);
 }
 

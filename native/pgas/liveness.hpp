@@ -5,6 +5,7 @@
 // its own alarm. Gossip carries the news to and from ranks that are not mapped.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
@@ -26,6 +27,23 @@
 
 namespace pgasdl {
 
+// A line of text for the ranks that map it, which may find it half written.
+class SharedLine {
+ public:
+  void set(std::string_view text);
+  std::string get() const;
+
+ private:
+  static constexpr std::size_t kBytes = 96;
+  std::atomic<std::uint64_t> words_[kBytes / sizeof(std::uint64_t)];
+};
+
+// A collective that a rank has bound, for peers that find a flag of it where they run another one.
+struct SharedPlan {
+  std::atomic<std::uint64_t> fingerprint, first_notification;  // as BoundPlan has them
+  SharedLine what;
+};
+
 struct ControlBlock {
   WakeWord wake_word;
   alignas(64) std::atomic<std::uint64_t> heartbeat;
@@ -35,6 +53,10 @@ struct ControlBlock {
   std::atomic<std::uint32_t> gone;               // the number of ranks that left, in whatever way
   std::atomic<std::uint32_t> reason_bytes;       // of this rank's error, once it has failed
   char reason[188];
+  SharedLine wait;  // what this rank waits for, once it sleeps
+  static constexpr std::uint32_t kPlans = 16;
+  std::atomic<std::uint32_t> n_plans;  // the number of those noted so far; the newest are kept
+  SharedPlan plans[kPlans];
   // followed by the state vector, one byte per rank
   std::atomic<Health>* states() { return reinterpret_cast<std::atomic<Health>*>(this + 1); }
   static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }
@@ -96,6 +118,32 @@ class Liveness {
   std::string in_words(Rank lost) const;
   // The error that ends this rank, for ranks that map its block. Once, and before the report.
   void give_reason(std::string_view reason);
+  // Likewise what this rank waits for, and since when; "": for nothing.
+  void note_wait(std::string_view what, Clock::time_point since = {});
+  // The wait that was noted has timed out; what it waited for is told until there is another.
+  void note_timeout();
+  // "rank 0 waits in ... for 3.2 s", or "".
+  std::string own_wait() const;
+  // "; rank 1 waits in ...": what others wait for, unless it is `own`.
+  std::string waits_of_others(std::string_view own = {}) const;
+  // Likewise a collective that this rank has bound, or runs although peers run another one.
+  void note_plan(std::uint64_t fingerprint, std::uint64_t first_notification,
+                 std::string_view what);
+  // The words of the newest plan of `peer` for which matches(fingerprint, first_notification).
+  template <typename Matches>
+  std::string plan_of(Rank peer, Matches&& matches) const {
+    const ControlBlock* const block = blocks_[static_cast<std::size_t>(peer)];
+    if (block == nullptr) return "";
+    const std::uint32_t n = block->n_plans.load(std::memory_order_acquire);
+    for (std::uint32_t back = 1; back <= std::min(n, ControlBlock::kPlans); ++back) {
+      const SharedPlan& plan = block->plans[(n - back) % ControlBlock::kPlans];
+      if (matches(plan.fingerprint.load(std::memory_order_relaxed),
+                  plan.first_notification.load(std::memory_order_relaxed))) {
+        return plan.what.get();
+      }
+    }
+    return "";
+  }
   // Reports to every rank, including this one, that `lost` is gone.
   void report(Rank lost, Health how);
   // Takes note of what `peer` has reported about its own end, possibly just now.
@@ -140,6 +188,8 @@ class Liveness {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   ControlBlock* own_ = nullptr;
+  std::atomic<Clock::time_point> waits_since_{};
+  std::mutex plans_mutex_;                               // of threads that bind plans
   std::atomic<std::uint32_t> acknowledged_{0};           // how many losses were accepted,
   const std::unique_ptr<std::atomic<bool>[]> accepted_;  // and of which ranks
 

@@ -399,12 +399,16 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
     segment.scan_from.store(found + 1, std::memory_order_relaxed);
     return true;
   };
+  const auto name = [&] {
+    return text("notify_waitsome on notifications [", first, ", ", first + count, ") of segment ",
+                segment.id());
+  };
+  bool noted = deadline.one_try();
   const auto slow = [&] {
     mark_raised(board, segment.notifications(), begin, end);
+    if (!std::exchange(noted, true)) liveness_.note_wait(name(), deadline.since());
     if (liveness_.everybody_left()) {
-      throw Error(ErrorKind::kPeerLost,
-                  text("notify_waitsome on notifications [", first, ", ", first + count,
-                       ") of segment ", segment.id(), ": every other rank has left"));
+      throw Error(ErrorKind::kPeerLost, name() + ": every other rank has left");
     }
   };
   // A stream may raise it, which wakes no thread.
@@ -445,11 +449,15 @@ Outcome Context::notify_wait_count(Segment& segment, std::uint64_t notification,
     left = there;
     return false;
   };
+  const auto name = [&] {
+    return text("notify_wait_count on notification ", notification, " of segment ", segment.id(),
+                ", which stands at ", left, " of ", count);
+  };
+  bool noted = deadline.one_try();
   const auto slow = [&] {
+    if (!std::exchange(noted, true)) liveness_.note_wait(name(), deadline.since());
     if (liveness_.everybody_left()) {
-      throw Error(ErrorKind::kPeerLost, text("notify_wait_count on notification ", notification,
-                                             " of segment ", segment.id(), ", which stands at ",
-                                             left, " of ", count, ": every other rank has left"));
+      throw Error(ErrorKind::kPeerLost, name() + ": every other rank has left");
     }
   };
   const Outcome outcome =

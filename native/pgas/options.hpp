@@ -14,6 +14,7 @@ struct Options {
   double yield_us = 1000;
   std::uint32_t heartbeat_ms = 200;
   double stopped_after = 3;   // seconds without a heartbeat
+  bool survivable = true;     // the launcher lets ranks go on after a loss
   bool reach_devices = true;  // peers reach a GPU's memory, where their transport can
 };
 

@@ -77,6 +77,28 @@ class Waiter {
     const bool continues_;
     const std::uint64_t began_;
   };
+  // Says what the rank waits for, until the wait has ended or failed.
+  class Note {
+   public:
+    Note(Liveness& liveness, WaitCause cause, const Deadline& deadline, const char* what)
+        : liveness_(cause == WaitCause::kUncounted ? nullptr : &liveness) {
+      if (liveness_ != nullptr) liveness_->note_wait(what, deadline.since());
+    }
+    Note(const Note&) = delete;
+    Note& operator=(const Note&) = delete;
+    ~Note() {
+      if (liveness_ != nullptr) liveness_->note_wait({});
+    }
+    Outcome time_is_over(const Deadline& deadline) {
+      // Else the next piece waits for the same.
+      if (!deadline.continued() && liveness_ != nullptr) liveness_->note_timeout();
+      liveness_ = nullptr;
+      return Outcome::kTimeout;
+    }
+
+   private:
+    Liveness* liveness_;
+  };
   // Out of line: a wait whose event is there at the first look needs none of it.
   template <typename Ready, typename Slow>
   [[gnu::noinline]] Outcome until_later(Ready& ready, Slow& slow, Deadline deadline,
@@ -130,6 +152,7 @@ class Waiter {
       if (ready()) return Outcome::kDone;
       check(what);
     }
+    Note note(liveness_, cause, deadline, what);
     for (;;) {
       if (ready_after_all()) return Outcome::kDone;
       WakeWord* wake_word = liveness_.wake_word();
@@ -138,7 +161,7 @@ class Waiter {
       if (ready()) return Outcome::kDone;
       check(what);
       const Nanoseconds left = deadline.left();
-      if (left.count() <= 0) return Outcome::kTimeout;
+      if (left.count() <= 0) return note.time_is_over(deadline);
       if (wake_word != nullptr && !transport_.needs_progress() &&
           n_expected_.load(std::memory_order_relaxed) == 0) {
         wake_word->sleep(armed, left);

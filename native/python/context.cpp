@@ -67,8 +67,8 @@ void bind_context(nb::module_& module) {
              nb::bytes token, std::shared_ptr<LoopbackWorld> world, double timeout,
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
              double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after,
-             const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi, bool mpi_created,
-             bool reach_devices, const std::string& tcp_interface,
+             bool survivable, const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi,
+             bool mpi_created, bool reach_devices, const std::string& tcp_interface,
              std::pair<std::uint16_t, std::uint16_t> tcp_ports) {
             Options options;
             options.timeout = timeout;
@@ -79,6 +79,7 @@ void bind_context(nb::module_& module) {
             options.yield_us = yield_us;
             options.heartbeat_ms = heartbeat_ms;
             options.stopped_after = stopped_after;
+            options.survivable = survivable;
             options.reach_devices = reach_devices;
             TransportSetup setup;
             setup.rank = rank;
@@ -101,9 +102,9 @@ void bind_context(nb::module_& module) {
           },
           "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
-          "heartbeat_ms"_a, "stopped_after"_a, "verbs"_a, "mpi"_a.none() = nb::none(),
-          "mpi_created"_a = false, "reach_devices"_a = true, "tcp_interface"_a = "",
-          "tcp_ports"_a = std::pair<int, int>(0, 0))
+          "heartbeat_ms"_a, "stopped_after"_a, "survivable"_a, "verbs"_a,
+          "mpi"_a.none() = nb::none(), "mpi_created"_a = false, "reach_devices"_a = true,
+          "tcp_interface"_a = "", "tcp_ports"_a = std::pair<int, int>(0, 0))
       .def("_endpoint",
            [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",
@@ -150,7 +151,9 @@ void bind_context(nb::module_& module) {
            })
       .def("_record",
            [](const ContextHandle& self) {
-             return self.context().recorder().dump(self.context().rank());
+             Context& context = self.context();
+             const std::string wait = context.liveness().own_wait();
+             return text(context.recorder().dump(context.rank()), wait, wait.empty() ? "" : "\n");
            })
       .def("_pid_of",
            [](const ContextHandle& self, Integer peer) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "pgas/board.hpp"
 #include "python/direct_calls.hpp"
 #include "python/docs.hpp"
 #include "python/handles.hpp"
@@ -355,6 +356,19 @@ void wait(const ContextHandle& self, Integer queue, std::optional<double> timeou
   }
 }
 
+// "; 7 is raised": a notification that the program may have meant.
+std::string raised_elsewhere(Segment& segment, std::uint64_t begin, std::uint64_t number) {
+  const auto end = static_cast<std::uint32_t>(begin + number);
+  const FlagWord* const board = segment.local().board;
+  const std::uint32_t limit = segment.notifications();
+  std::uint32_t found = 0;
+  if (find_raised(board, limit, 0, static_cast<std::uint32_t>(begin), found) ||
+      find_raised(board, limit, end, limit, found)) {
+    return text("; ", found, " is raised");
+  }
+  return "";
+}
+
 std::optional<std::uint32_t> wait_for_some(const ContextHandle& self, const SegmentHandle& segment,
                                            std::uint64_t begin, std::uint64_t number,
                                            std::optional<double> timeout) {
@@ -367,7 +381,9 @@ std::optional<std::uint32_t> wait_for_some(const ContextHandle& self, const Segm
     raise("PgasTimeoutError",
           text("notify_waitsome: none of notifications ", begin, " to ", begin + number - 1,
                " of segment ", segment.segment->id(), " was raised on rank ", context.rank(),
-               " within ", seconds(context, timeout), " s"));
+               " within ", seconds(context, timeout), " s",
+               raised_elsewhere(*segment.segment, begin, number),
+               context.liveness().waits_of_others()));
   }
   return found;
 }
@@ -420,7 +436,8 @@ std::uint32_t notify_wait_count(const ContextHandle& self, const SegmentHandle& 
     raise("PgasTimeoutError",
           text("notify_wait_count: notification ", notification.value, " of segment ",
                segment.segment->id(), " stands at ", left, " of ", count.value, " on rank ",
-               context.rank(), " after ", seconds(context, timeout), " s"));
+               context.rank(), " after ", seconds(context, timeout), " s",
+               context.liveness().waits_of_others()));
   }
   return left;
 }

@@ -48,10 +48,13 @@ class Deadline {
     auto other = Clock::now() + from_now;
     Deadline piece{other < at_ ? other : at_, since_};
     piece.continues_ = std::exchange(continues_, true);
+    piece.continued_ = other < at_;
     return piece;
   }
   // True for every piece after the first.
   bool continues() const { return continues_; }
+  // True for every piece before the last.
+  bool continued() const { return continued_; }
   // When the whole wait began.
   Clock::time_point since() const { return since_; }
 
@@ -60,6 +63,7 @@ class Deadline {
   Clock::time_point at_;
   Clock::time_point since_;
   bool continues_ = false;
+  bool continued_ = false;
 };
 
 }  // namespace pgasdl

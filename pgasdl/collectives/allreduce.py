@@ -82,6 +82,11 @@ class GroupAllreduce:
         # bytes, elements.
         self._outside: set[tuple[int, int, int]] = set()
 
+    @property
+    def what(self) -> str:
+        """The collectives that have its workspace."""
+        return "pairwise collective" if self._with_pairwise else "allreduce"
+
     def begin(self, timeout: float) -> Self:
         """Make the workspace on the host. Collective."""
         segments, group, too = self._state.segments, self.group, self._with_pairwise
@@ -337,6 +342,8 @@ class Allreduces:
         try:
             if group not in self._groups:
                 with Steps(self._state.unfinished, group, call, limit) as steps:
+                    # Members that make another workspace, or a segment, would take it for this one.
+                    steps(lambda: group.allgather(f"the first {made.what}", b"", steps.left))
                     made = steps(lambda: made.begin(steps.left))
                 self._groups[group] = made
                 if group is self._world:

@@ -69,7 +69,7 @@ class Pairs:
                 plan = pairwise.build(group.rank, cut, piece=piece, most=MOST, mapped=group.mapped)
                 dtypes = dict.fromkeys(plan.buffers, self.dtype)
                 # Equal on all ranks; what they have for each other may differ.
-                signature = str((self.what, self.dtype, cut.longest, *how))
+                signature = _words(self.what, self.dtype, cut.longest, *how)
                 made[cut] = calls.execution(plan, dtypes, signature, self.reduction)
             parts.append((made[cut], begin * item))
         return BoundPairs(self.what, parts)
@@ -113,7 +113,7 @@ class Remap:
         for begin in range(0, max(1, moves.longest), MOST * piece):
             plan = remap.build(group.rank, moves, begin=begin, **how)
             dtypes = dict(zip(plan.buffers, (self.source, self.target, self.wire), strict=True))
-            signature = str((self.what, self.source, self.target, begin))
+            signature = _words(self.what, self.source, self.target, begin)
             parts.append((calls.execution(plan, dtypes, signature), 0))
         return BoundPairs(self.what, parts)
 
@@ -193,6 +193,10 @@ class PairwiseCalls:
             for execution, _ in bound.parts:
                 execution.close()
         self._bound.clear()
+
+
+def _words(*parts: object) -> str:
+    return ", ".join(map(str, parts))
 
 
 def _cut(blocks: Blocks, begin: int, part: int) -> Blocks:

@@ -238,7 +238,7 @@ class Executions:
         copy, nbytes = (workspace.segment, workspace.copy), count * memory.dtype.itemsize
         inbox = workspace.inbox if own is None else own
         part = "" if count == memory.count else f", {count} at a time"
-        signature = f"{dtype} x {memory.count} {request.op}{part}, plan {name}"
+        signature = f"allreduce {dtype} x {memory.count} {request.op}{part}, plan {name}"
         for each in key[5:]:
             signature += ", " + (" ".join(map(str, each)) if isinstance(each, tuple) else str(each))
         execution = bind(

@@ -62,6 +62,7 @@ class Context(MemoryCalls, CollectiveCalls, PeerCalls, Reports, _native.ContextC
                 **config.verbs_options(), distances=distances(), turn=topology.turn
             ),
             mpi=job.mpi,
+            survivable=job.survivable,
             **config.core_options(self.launch.size, oversubscribed=topology.oversubscribed),
         )
         self._connect(job.exchange("endpoint", self._endpoint()))

@@ -7,34 +7,31 @@ import errno
 import json
 import os
 import sys
+import tempfile
 import time
 
 from pgasdl.trust import open_plain
 
-_SHOWN = 8
-
 
 def dump(
-    operations: str, reason: str, folder: str | None, name: str, *, briefly: bool = False
+    operations: str, reason: str, folder: str | None, name: str, *, to_file: bool = False
 ) -> None:
-    """Write the last operations to a file in ``PGASDL_TRACE``, or to standard error.
+    """Append the last operations to a file in ``PGASDL_TRACE``, and print its path.
 
-    ``briefly``: on standard error only the newest ones, which leave room for the error.
+    Without that variable they go to standard error; ``to_file``: to the temporary folder.
     """
     record = f"flight record, {reason}\n{operations}"
+    if folder is None and to_file:
+        folder = tempfile.gettempdir()
     if folder is not None:
+        path = os.path.join(folder, name)
         try:
-            with open(os.path.join(folder, name), "a", encoding="utf-8", opener=_own) as file:
+            with open(path, "a", encoding="utf-8", opener=_own) as file:
                 file.write(record)
-            return
+            record = f"flight record: {path}\n"
         except OSError as error:
             # This error must not hide the one that led here.
-            record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
-            briefly = False
-    head, *lines = operations.splitlines()
-    if briefly and len(lines) > _SHOWN:
-        head += f"; the newest {_SHOWN} (PGASDL_TRACE=FOLDER keeps all in files)"
-        record = "\n".join([f"flight record, {reason}", head, *lines[-_SHOWN:], ""])
+            record = f"{path} cannot be written: {error}\n{record}"
     sys.stderr.write(record)
 
 

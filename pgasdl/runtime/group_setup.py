@@ -20,8 +20,9 @@ _NOTICE_SECONDS = 3.0  # ten times what a context needs to notice the end of a r
 class GroupSetup:
     """Forms groups through the store; ``accepted`` are the losses that ``survivors()`` accepted."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, survivable: bool = True) -> None:
         self._store = store
+        self._advice = "; ctx.survivors() gives the group of those left" if survivable else ""
         self._numbers: dict[tuple[int, ...], int] = {}
         self._unfinished: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
         self._inside: dict[tuple[int, ...], object] = {}  # the thread that forms each
@@ -124,8 +125,7 @@ class GroupSetup:
         if lost:
             words = ", ".join(map(context._loss_in_words, lost))
             raise PeerLostError(
-                f"{words}, noticed during {during} on rank {context.rank}; "
-                "ctx.survivors() gives the group of those left",
+                f"{words}, noticed during {during} on rank {context.rank}{self._advice}",
                 lost[0] if len(lost) == 1 else -1,
             )
 

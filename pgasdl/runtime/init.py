@@ -14,7 +14,7 @@ from pgasdl import _native
 from pgasdl.collectives.policy import load
 from pgasdl.config import Config
 from pgasdl.context import Context, current, set_current
-from pgasdl.errors import ClosedError, UnavailableError
+from pgasdl.errors import ClosedError, PeerLostError, UnavailableError
 from pgasdl.plans import plugins
 from pgasdl.runtime import bootstrap
 from pgasdl.runtime.bootstrap import Store
@@ -140,7 +140,11 @@ def start(
     asked = config.transport if threads is None else OF_THREADS
     plans = ", ".join(plugins.names())
     own = RankInfo.here(launch, config, asked, str(policy), plans, mpi)
-    told = store.exchange("rank", own.encoded(), config.timeout)
+    try:
+        told = store.exchange("rank", own.encoded(), config.timeout)
+    except PeerLostError as error:
+        words = f"rank {error.rank} ended before its pgasdl.init was over"
+        raise PeerLostError(words, error.rank) from None
     decoded = {words: RankInfo.decoded(words) for words in dict.fromkeys(told)}
     ranks = [decoded[words] for words in told]
     require_one_selection(launch.rank, ranks)

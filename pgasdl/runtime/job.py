@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from pgasdl import _native
 from pgasdl.config import Config
-from pgasdl.errors import PeerLostError, PgasTimeoutError
+from pgasdl.errors import PeerLostError, PgasError, PgasTimeoutError
 from pgasdl.runtime import flight_record
-from pgasdl.runtime.bootstrap import Store
+from pgasdl.runtime.bootstrap import REASON, Store
 from pgasdl.runtime.group_setup import GroupSetup
 from pgasdl.topology import Topology
+
+_LAST_WORD_SECONDS = 2.0
+# Their launchers leave ranks alone when one is lost: a program's own, and `run --keep-going`.
+_SURVIVABLE = ("pgasdl", "loopback")
 
 
 class StartedJob:
@@ -33,7 +38,10 @@ class StartedJob:
         self.store = store
         self.threads = threads
         self.mpi = mpi
-        self._groups = GroupSetup(store)
+        self.survivable = (
+            mpi is None and bool(config.keep_going) and topology.launch.kind in _SURVIVABLE
+        )
+        self._groups = GroupSetup(store, survivable=self.survivable)
 
     @property
     def token(self) -> bytes:
@@ -57,20 +65,30 @@ class StartedJob:
     def report(self, context: _native.ContextCore, error: BaseException) -> None:
         """Report the error that ends this rank."""
         if isinstance(error, (PgasTimeoutError, PeerLostError)):
-            self.dump(context, f"after {type(error).__name__}: {error}", briefly=True)
+            self.dump(context, f"after {type(error).__name__}: {error}", to_file=True)
         self._give_reason(context, error)
         flight_record.report_to_elastic(error)
 
     def _give_reason(self, context: _native.ContextCore, error: BaseException) -> None:
-        """Leave a line for the errors of the other ranks, which notice losses themselves."""
-        if not isinstance(error, PeerLostError):
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            context._give_reason(line.encode(errors="replace")[:180].decode(errors="ignore"))
+        """Leave a line for the launcher, and for the errors of the other ranks.
 
-    def dump(self, context: _native.ContextCore, reason: str, *, briefly: bool = False) -> None:
+        The ranks notice losses themselves: a loss that led to this error is no reason for them.
+        """
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, PeerLostError):
+            cause = cause.__cause__ or cause.__context__
+        shown = cause or error
+        line = f"{type(shown).__name__}: {shown}".splitlines()[0].encode(errors="replace")
+        if cause is None:
+            context._give_reason(line[:180].decode(errors="ignore"))
+        if self._topology.launch.kind == "pgasdl" and self.mpi is None:
+            with contextlib.suppress(PgasError, OSError):
+                self.store.put(f"{REASON}/{context.rank}", line[:1000], _LAST_WORD_SECONDS)
+
+    def dump(self, context: _native.ContextCore, reason: str, *, to_file: bool = False) -> None:
         """Write the flight record."""
         name = f"pgasdl-{self._topology.launch.job_id}-rank-{context.rank}.txt"
-        flight_record.dump(context._record(), reason, self._config.trace, name, briefly=briefly)
+        flight_record.dump(context._record(), reason, self._config.trace, name, to_file=to_file)
 
     def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
         """Leave the job: the context is closed."""

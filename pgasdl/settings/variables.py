@@ -96,6 +96,11 @@ class Variables:
         None,
         "inherited descriptor that holds the job's 32-byte secret (set by `pgasdl run`)",
     )
+    keep_going: int = _row(
+        Integer(0, 1),
+        1,
+        "0: a loss ends all ranks, so no error advises ctx.survivors() (set by `pgasdl run`)",
+    )
     secret_file: str | None = _row(
         _PATH, None, "file with the job's secret, at least 32 random bytes, mode 0600, owned by you"
     )
@@ -260,7 +265,11 @@ class Variables:
         "job server of `pgasdl job`; unset: the one whose file is in the user's state folder",
     )
     log: str = _row(OneOf(LOG_LEVELS), "info", "lowest level that is logged")
-    trace: str | None = _row(_PATH, None, "directory of flight records; unset: standard error")
+    trace: str | None = _row(
+        _PATH,
+        None,
+        "directory of flight records; unset: the temporary folder, on SIGUSR1 standard error",
+    )
 
 
 VARIABLES = tuple(

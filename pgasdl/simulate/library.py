@@ -102,6 +102,7 @@ def values_said(transport: str, config: Config) -> list[Value]:
     own = RankInfo.here(_LAUNCH, config, AUTO, config.policy or "")
     core = _native.ContextCore(
         0, 2, [transport] * 2, bytes(TOKEN_BYTES), None, verbs=_verbs(config), mpi=None,
+        survivable=True,
         **config.core_options(2, oversubscribed=False),
     )  # fmt: skip
     return [

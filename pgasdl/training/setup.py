@@ -207,7 +207,9 @@ class Setup:
                 else:
                     places[name] = PlanBuffer(home, bucket.at, self._dtype(part, name))
             numbers = _native.Numbering(memory.gradients, first, shape.notifications)
-            tags = Tags(numbers, first, f"bucket {bucket.index}, plan {shape.name}")
+            layers = " ".join(map(str, bucket.layers))
+            what = f"the exchange of layer {layers}, bucket {bucket.index}, plan {shape.name}"
+            tags = Tags(numbers, first, what)
             access = self._access(bucket, memory) if part.copied else IN_PLACE
             bucket.executions.append(bind(self.group, part.plan, places, tags, access))
             first += self._notifications(part)

@@ -7,12 +7,14 @@ import inspect
 import re
 import time
 from array import array as growing
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from contract_harness import MAPPED, TRANSPORTS, contract
+from support.patience import until
 
 import pgasdl
 
@@ -350,12 +352,56 @@ def test_disagreement(ctx: Any, what: str) -> None:
     if (calls := differing(ctx).get(what)) is None:
         return  # where nothing is mapped all is copied, wherever it lies
     ctx.allreduce(np.ones(7, np.float32), op="mean")
-    own = r"the same on all ranks; this rank runs float\d\d x \d+ (mean|sum|max|min)\b.*, plan"
+    own = r"the same on all ranks; this rank runs allreduce float\d\d x \d+ (mean|sum|max|min)\b"
     with pytest.raises(pgasdl.MismatchError, match=own):
         for array, op, plan in calls:
             ctx.allreduce(array, op, plan=plan)
         ctx.allreduce(np.ones(9, np.float32), op="mean")
     ctx._job.exchange("told", b"")  # nobody learns of it by another one's end
+
+
+@contract(ranks=2, meet=False)
+@pytest.mark.parametrize("what", ["size", "dtype", "op", "later"])
+def test_a_mismatch_says_what_the_other_runs(ctx: Any, what: str) -> None:
+    """Where ranks map each other's memory; what differs only in its plan is told whole."""
+    ctx.allreduce(np.ones(7, np.float32), op="mean")
+    with pytest.raises(pgasdl.MismatchError) as caught:
+        for array, op, plan in differing(ctx)[what]:
+            ctx.allreduce(array, op, plan=plan)
+        ctx.allreduce(np.ones(9, np.float32), op="mean")
+    told = re.search(
+        rf"this rank runs (allreduce .*), rank {1 - ctx.rank} (allreduce .*)", str(caught.value)
+    )
+    assert ctx.world.mapped is False or (told is not None and told[1] != told[2])
+    ctx._job.exchange("told", b"")
+
+
+@contract(ranks=2, on=MAPPED, meet=False)
+@pytest.mark.parametrize("other", ["allreduce float32 x 8 sum", "notify_waitsome on notifications"])
+def test_a_timeout_says_what_the_other_waits_for(ctx: Any, other: str) -> None:
+    """A barrier meets an allreduce, or a wait for a flag; each rank goes on until both know."""
+    segment, array = ctx.segment(8), np.ones(8, np.float32)
+    ctx.allreduce(array)
+    calls = {
+        "allreduce float32 x 8 sum": partial(ctx.allreduce, array),
+        "barrier": ctx.barrier,
+        "notify_waitsome on notifications": partial(ctx.notify_waitsome, segment, 5, 1),
+    }
+    mine, theirs = ("barrier", other) if ctx.rank == 0 else (other, "barrier")
+    heard: list[bool] = []
+    told: list[int] = []
+
+    def both_have_heard() -> bool:
+        with pytest.raises(pgasdl.PgasTimeoutError) as late:
+            calls[mine](timeout=0.1)
+        if f"; rank {1 - ctx.rank} waits in {theirs}" in str(late.value) and not heard:
+            ctx.notify(1 - ctx.rank, segment, 0)
+            heard.append(True)
+        told.append(ctx.notify_reset(segment, 0))
+        return bool(heard) and any(told)
+
+    assert until(both_have_heard)
+    ctx._job.exchange("heard", b"")  # a rank that left would end the other's wait
 
 
 @contract(ranks=2)

@@ -92,8 +92,16 @@ def test_launcher_passes_the_signal_on(tmp_path: Path) -> None:
     with launched("-n", "2", "-c", program, PGASDL_TRACE=str(tmp_path)) as process:
         assert process.stdout is not None
         assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
-        process.send_signal(signal.SIGUSR1)
-        assert until(lambda: len(list(tmp_path.iterdir())) == 2, 5)
+
+        def both_wait() -> bool:
+            process.send_signal(signal.SIGUSR1)
+            waits = (
+                r"^rank . waits in notify_waitsome on notifications \[0, 65536\) .* for [\d.]+ s"
+            )
+            texts = [file.read_text() for file in tmp_path.iterdir()]
+            return len(texts) == 2 and all(re.search(waits, text, re.M) for text in texts)
+
+        assert until(both_wait, 5)
         assert process.poll() is None
 
 
@@ -116,20 +124,18 @@ def test_what_a_stranger_put_under_the_name_of_a_record_stays(
         lacking("only root can give a file away")
     flight_record.dump("operations", "on SIGUSR1", str(tmp_path), "record")
     text = capsys.readouterr().err
-    assert "PGASDL_TRACE cannot be written" in text and text.endswith("on SIGUSR1\noperations")
+    assert f"{place} cannot be written" in text and text.endswith("on SIGUSR1\noperations")
     assert other.read_text() == "theirs" and (what == "fifo" or place.read_text() == "theirs")
 
 
-def test_an_error_shows_the_newest_operations_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_record_goes_to_a_file_and_a_line_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    operations = "pgasdl rank 0: last 99\n" + "".join(f"operation {n}\n" for n in range(99))
-    flight_record.dump(operations, "after timeout", None, "record", briefly=True)
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "flight record, after timeout" and "PGASDL_TRACE" in told[1]
-    assert told[2:] == [f"operation {n}" for n in range(91, 99)]
-    flight_record.dump(operations, "on SIGUSR1", None, "record")
-    assert "operation 0" in capsys.readouterr().err
-    flight_record.dump(operations, "after timeout", str(tmp_path), "record", briefly=True)
-    assert "operation 0" in (tmp_path / "record").read_text()
-    assert not capsys.readouterr().err
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    flight_record.dump("operations\n", "on SIGUSR1", None, "record")
+    assert capsys.readouterr().err == "flight record, on SIGUSR1\noperations\n"
+    for folder, to_file in ((None, True), (str(tmp_path), True), (str(tmp_path), False)):
+        flight_record.dump("operations\n", "after timeout", folder, "record", to_file=to_file)
+        assert capsys.readouterr().err == f"flight record: {tmp_path}/record\n"
+        assert (tmp_path / "record").read_text() == "flight record, after timeout\noperations\n"
+        (tmp_path / "record").unlink()

@@ -193,6 +193,25 @@ def test_a_timeout_names_who_owes_and_can_be_resumed() -> None:
     loopback.run(2, program)
 
 
+def test_a_layer_that_a_peer_did_not_make_ready_is_named() -> None:
+    def program(ctx: Context) -> None:
+        exchange = GradientExchange(ctx, LAYERS)
+        exchange.ready(0)
+        if ctx.rank == 0:
+            exchange.ready(1)
+            told = (
+                r"^layer 1: nothing yet from rank 1: the exchange of layer 1, .*called ready\(1\)"
+            )
+            with pytest.raises(PgasTimeoutError, match=told):
+                exchange.wait(1, timeout=0.05)
+        ctx.barrier()
+        if ctx.rank == 1:
+            exchange.ready(1)
+        exchange.finish()
+
+    loopback.run(2, program)
+
+
 def test_a_lost_rank_ends_the_wait() -> None:
     def program(ctx: Context) -> None:
         exchange = GradientExchange(ctx, LAYERS)

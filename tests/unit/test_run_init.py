@@ -14,6 +14,8 @@ from support.launcher import run
 from support.requiring import lacking
 from support.starting import finished
 
+import pgasdl
+
 pytest.importorskip("pgasdl._native")
 
 PROGRAM = """
@@ -60,6 +62,11 @@ def test_pgasdl_run(program: Path, n: int) -> None:
 
 def test_alone(program: Path) -> None:
     assert launched(program, sys.executable) == ["rank 0 of 1: 1"]
+    with (
+        pgasdl.init(size=1, rank=0) as ctx,
+        pytest.raises(pgasdl.RankError, match="0 to 0; `pgasdl run -n 2 PROGRAM` starts two"),
+    ):
+        ctx.notify(1, ctx.segment(8), 1)
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "through a shell"])
@@ -173,11 +180,12 @@ def test_a_rank_that_ended_before_its_init_is_awaited_no_longer(tmp_path: Path) 
         "try:\n"
         "    pgasdl.init(timeout=1000)\n"
         "except pgasdl.PeerLostError as error:\n"
-        "    print(error.rank)\n"
+        "    print(error)\n"
     )
     result = run("-n", "3", "program.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == ["[0] 1", "[2] 1"]
+    told = "rank 1 ended before its pgasdl.init was over"
+    assert sorted(result.stdout.splitlines()) == [f"[0] {told}", f"[2] {told}"]
 
 
 def test_a_machine_without_loopback_is_told_at_once() -> None:

@@ -27,10 +27,11 @@ from pgasdl.runtime.bootstrap.client import StoreClient
 from pgasdl.runtime.bootstrap.detect import is_loopback
 from pgasdl.runtime.bootstrap.hosted import HostedStore
 from pgasdl.runtime.bootstrap.server import StoreServer
-from pgasdl.runtime.bootstrap.store import LocalStore, RankState, Store
+from pgasdl.runtime.bootstrap.store import REASON, LocalStore, RankState, Store
 from pgasdl.topology import Launch
 
 __all__ = [
+    "REASON",
     "HostedStore",
     "LocalStore",
     "RankState",

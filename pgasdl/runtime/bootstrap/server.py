@@ -45,7 +45,7 @@ from pgasdl.runtime.bootstrap.channel import (
     address_text,
     same,
 )
-from pgasdl.runtime.bootstrap.store import RankState
+from pgasdl.runtime.bootstrap.store import REASON, RankState
 from pgasdl.runtime.bootstrap.table import NEVER, Connection, Table
 
 BACKLOG = 4096  # a whole job may connect at once; the kernel may allow less
@@ -96,6 +96,7 @@ class StoreServer:
         if len(secret) != SECRET_BYTES:
             raise BootstrapError(f"the secret has {len(secret)} bytes, it must have {SECRET_BYTES}")
         self.size = size
+        self.came = False  # some rank
         self._secret = secret
         self._job_id = job_id
         self._salt = secrets.token_bytes(32)  # no two servers' contexts have one token
@@ -142,6 +143,11 @@ class StoreServer:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
+
+    def reason(self, rank: int) -> str:
+        """Return the error that ends ``rank``, as it has said, else "". Call it before `ended`."""
+        key = self._generations[rank], f"{REASON}/{rank}".encode()
+        return self._table.value(key).decode(errors="replace")
 
     def ended(self, rank: int) -> None:
         """Note that the process of ``rank`` has ended: no rank waits for it, in any generation."""
@@ -311,6 +317,7 @@ class StoreServer:
             self._refuse(connection, f"rank {rank} is already connected")
             return
         connection.rank = rank
+        self.came = True
         with self._changed:
             self._ranks[rank] = connection
             self._states[rank] = RankState.CONNECTED

@@ -13,6 +13,7 @@ from typing import Self
 from pgasdl.errors import BootstrapError, ClosedError, PeerLostError, PgasTimeoutError, RankError
 from pgasdl.runtime.bootstrap.channel import TOKEN_BYTES, pack_key
 
+REASON = "failed"  # "failed/RANK" is the error that ends a rank, for the launcher
 LOOK_SECONDS = 0.1  # between two calls of ``look`` during a wait
 
 

@@ -1,4 +1,4 @@
-"""The table of the store, and the answers to requests. Only the server's thread calls it."""
+"""The table of the store, and the answers to requests. The server's thread calls it."""
 
 from __future__ import annotations
 
@@ -103,6 +103,10 @@ class Table:
         self._questions: dict[Identity, Question] = {}
         self._waiters: dict[Key, list[Question]] = {}  # by the first key that they miss
         self._answered: tuple[Identity, bytes] | None = None  # the gather answered last
+
+    def value(self, key: Key) -> bytes:
+        """Return the value of a key, or b"". Any thread may call it."""
+        return self._values.get(key, b"")
 
     def dispatch(self, connection: Connection, frame: Frame) -> None:
         """Answer one request, now or when its key comes; ProtocolError if it is malformed."""
