@@ -42,6 +42,93 @@ def test_first_failure_decides_and_ends_the_others(end: str, status: int, words:
     assert re.search(rf"rank 1 \(process \d+\).*{words}.*other 2 ranks", report[0])
 
 
+_FAILS = (
+    "import atexit, os, sys, time, pgasdl\n"
+    "with pgasdl.init() as ctx:\n"
+    "    ctx.barrier()\n"
+    "    if ctx.rank == 1:\n"
+    "        atexit.register(time.sleep, 0.3)\n"  # rank 0 ends first
+    "        {end}\n"
+    "    ctx.notify_waitsome(ctx.segment(8))\n"
+)
+
+
+def _summary(stderr: str) -> str:
+    (line,) = [line for line in stderr.splitlines() if line.startswith("pgasdl run: ")]
+    return re.sub(r"\(process \d+\) ", "", line.removeprefix("pgasdl run: "))
+
+
+@pytest.mark.parametrize(
+    ("option", "end", "status", "words"),
+    [
+        ("--grace=4", "raise ValueError('mine')", 1, "rank 1 ended with 1: ValueError: mine"),
+        ("--no-prefix", "raise ValueError('mine')", 1, "rank 1 ended with 1: ValueError: mine"),
+        ("--keep-going", "raise ValueError('mine')", 1, "rank 1 ended with 1: ValueError: mine"),
+        ("--grace=4", "os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
+        ("--no-prefix", "sys.exit(3)", 3, "rank 1 ended with 3$"),
+        ("--grace=4", "sys.exit('no data')", 1, "rank 1 ended with 1: SystemExit: no data"),
+        ("--grace=4", "sys.exit()", 1, "rank 0 .* PeerLostError: .*; rank 1 had ended with 0"),
+    ],
+)
+def test_the_summary_names_the_rank_that_failed_first(
+    option: str, end: str, status: int, words: str, tmp_path: Path
+) -> None:
+    """Not those that lost it and ended before it. The record of a wait goes to a file."""
+    variables = {"TMPDIR": str(tmp_path), "PGASDL_LOG": "warning"}
+    done = run("-n", "2", option, "-c", _FAILS.format(end=end), **variables)
+    assert done.returncode == status
+    assert re.search(words, _summary(done.stderr)), done.stderr
+    assert words.startswith("rank 0") or "PeerLost" not in _summary(done.stderr)
+    assert ("ctx.survivors()" in done.stderr) is (option == "--keep-going")
+    (record,) = tmp_path.glob("pgasdl-*-rank-0.txt")
+    assert (
+        done.stderr.count("flight record") == done.stderr.count(f"flight record: {record}\n") == 1
+    )
+    assert "barrier" in record.read_text()
+
+
+def test_an_error_that_a_loss_caused_is_not_the_first() -> None:
+    """As of the backend of ``torch.distributed``, which raises PyTorch's own errors."""
+    program = (
+        "import pgasdl\n"
+        "with pgasdl.init() as ctx:\n"
+        "    ctx.barrier()\n"
+        "    try: ctx.barrier() if ctx.rank == 0 else int('nine')\n"
+        "    except pgasdl.PeerLostError as error: raise RuntimeError('late') from error\n"
+    )
+    done = run("-n", "2", "-c", program)
+    assert "rank 1 ended with 1: ValueError: invalid literal" in _summary(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import nosuch", "rank . ended with 1: ModuleNotFoundError: No .*; rank . likewise"),
+        ("x = = 1", "SyntaxError: invalid syntax; rank . likewise"),
+        (
+            "import os\nrank = os.environ['PGASDL_RANK']\nassert rank == '0', 'a'\nint('b')",
+            "rank (0|1) ended with 1: (.*)rank (1|0) failed too: .*(AssertionError: a|Value)",
+        ),
+        (  # as PyTorch's hook prints it
+            "import sys\nprint('[rank0]:   File \"x\"\\n[rank0]: KeyError: 7', file=sys.stderr)\n"
+            "sys.exit(1)",
+            "rank . ended with 1: KeyError: 7; rank . likewise",
+        ),
+    ],
+)
+def test_the_summary_has_an_exception_that_was_printed(program: str, words: str) -> None:
+    done = run("-n", "2", "-c", program)
+    assert re.search(words, _summary(done.stderr)), done.stderr
+
+
+def test_a_program_without_init_is_told_of() -> None:
+    for n, words in (
+        ("2", "pgasdl run: no rank called pgasdl.init: 2 runs by themselves\n"),
+        ("1", ""),
+    ):
+        assert run("-n", n, "-c", "pass").stderr == words
+
+
 def test_survivors_may_report_before_they_are_ended(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 MAX_LINE = 65536
 MAX_KEPT = 1 << 20
 _ERASE = b"\r\x1b[K"
+_PREFIX_OF_TORCH = re.compile(rb"^\[rank\d+\]: ?")
 _PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes so much without blocking
 
 
@@ -73,11 +75,21 @@ class Sink:
 
 @dataclass(eq=False)
 class Stream:
-    """Standard output or error of one rank."""
+    """Standard output or error of one rank, and the last exception in its tracebacks there."""
 
     prefix: bytes
     sink: Sink
     partial: bytearray = field(default_factory=bytearray)
+    raised: bytes = b""
+    _in_traceback: bool = False
+
+    def note(self, line: bytes) -> None:
+        """Take note of a whole line."""
+        line = _PREFIX_OF_TORCH.sub(b"", line)
+        if line.startswith(b'  File "'):
+            self._in_traceback = True
+        elif self._in_traceback and line[:1].strip():
+            self._in_traceback, self.raised = False, line
 
 
 class Multiplexer:
@@ -127,6 +139,7 @@ class Multiplexer:
     def _end_line(self, stream: Stream) -> None:
         text = visible(stream.partial)
         stream.partial.clear()
+        stream.note(text)
         partial = self._partial.get(stream.sink.descriptor, [])
         if stream in partial:
             partial.remove(stream)

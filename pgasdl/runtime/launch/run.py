@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ _LOG = logging.getLogger("pgasdl.runtime.launch")
 _SHIM = str(Path(__file__).with_name("shim.py"))
 _REPORT_SECONDS = 1.0  # for the survivors to report the loss, before SIGTERM
 _STUCK_READER_SECONDS = 10.0
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class LocalJob:
 
 def inherited() -> dict[str, str]:
     """Return this process's variables without what a job that started it may have set."""
-    own = ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD")
+    own = ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD", "PGASDL_KEEP_GOING")
     return {name: text for name, text in os.environ.items() if name not in own}
 
 
@@ -72,6 +74,10 @@ def check(job: LocalJob) -> Config:
         if len(program) < 2:
             raise ConfigError(f"{first} needs {'a module' if first == '-m' else 'code'}")
     elif not os.path.exists(first):
+        folder, name = os.path.split(first)
+        with contextlib.suppress(OSError):
+            if near := difflib.get_close_matches(name, os.listdir(folder or "."), n=1):
+                raise ConfigError(f"no such program: {first}; did you mean {near[0]}?")
         raise ConfigError(f"no such program: {first}")
     elif os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):
         raise ConfigError(f"{first} is a directory without __main__.py")
@@ -83,9 +89,10 @@ def check(job: LocalJob) -> Config:
 def run(job: LocalJob) -> int:
     """Run the job to its end and return the exit status for the shell.
 
-    The status is 0 if every rank ended with 0, else that of the first that did not: 128 plus the
-    signal's number if it was killed. Call it from a process without threads: it forks. ConfigError
-    says why the job cannot work; UnavailableError, what this machine refuses.
+    The status is 0 if every rank ended with 0, else that of the first that failed, and not only
+    because it lost another: 128 plus the signal's number if it was killed. Call it from a process
+    without threads: it forks. ConfigError says why the job cannot work; UnavailableError, what this
+    machine refuses.
     """
     check(job)
     secret = secrets.token_bytes(32)
@@ -106,11 +113,19 @@ class _Rank:
     def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self.rank = rank
         self.process = process
+        self.status = 0
+        self.reason = ""  # its exception, in a line
+        self.errors: Stream | None = None
 
     def how_ended(self) -> int | None:
         """Return CLD_EXITED, CLD_KILLED ... for a zombie, without reaping it; None: it runs."""
         how = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         return None if how is None else how.si_code
+
+    @property
+    def lost_another(self) -> bool:
+        """It failed because another rank did."""
+        return self.reason.startswith("PeerLostError")
 
     def signal(self, number: int) -> None:
         """Signal the rank and its processes; SIGUSR1 only the rank, since it would kill them."""
@@ -138,6 +153,8 @@ class _Launcher:
         self._terminate_at: float | None = None
         self._kill_at: float | None = None
         self._status = 0
+        self._ended_well: list[int] = []
+        self._failed: list[_Rank] = []  # in the order of their ends, until they were reported
         self._reading: dict[int, tuple[Stream, _Rank, IO[bytes]]] = {}
         self._paused = False
         self._lost_output = False
@@ -183,6 +200,7 @@ class _Launcher:
             "PGASDL_JOB_ID": job_id,
             "PGASDL_STORE": store,
             "PGASDL_SECRET_FD": str(descriptor),
+            "PGASDL_KEEP_GOING": str(int(self._job.keep_going)),
         }
         if "OMP_NUM_THREADS" not in environ:
             n_threads = max(1, len(os.sched_getaffinity(0)) // n)
@@ -214,6 +232,7 @@ class _Launcher:
                 os.set_blocking(file.fileno(), False)
                 stream = self._output.stream(rank, self._job.n_ranks, error=error)
                 self._reading[file.fileno()] = (stream, entry, file)
+                entry.errors = stream
                 self._watch(file.fileno())
 
     def _watch(self, descriptor: int) -> None:
@@ -233,6 +252,7 @@ class _Launcher:
                 sink.flush_some()
                 if sink.error:
                     self._cannot_write(sink.error)
+        self._report()
         self._selector.close()
 
     def _cannot_write(self, error: OSError) -> None:
@@ -302,17 +322,29 @@ class _Launcher:
         # Its number is not reused before it is reaped, so this reaches its own group only.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(entry.process.pid, signal.SIGKILL)
-        status = entry.process.wait()
-        self._server.ended(entry.rank)
+        entry.status = entry.process.wait()
         for descriptor in [d for d, (_, owner, _) in self._reading.items() if owner is entry]:
             self._drain(descriptor)
-        if status != 0 and self._status == 0:
-            self._status = status if status > 0 else 128 - status
-            self._report(entry, status)
-            if self._job.keep_going:
-                return
-            if self._running and self._terminate_at is None and self._kill_at is None:
-                self._terminate_at = time.monotonic() + _REPORT_SECONDS
+        if entry.status == 0:
+            self._ended_well.append(entry.rank)
+        elif self._status == 0:
+            entry.reason = self._reason(entry)
+            self._failed.append(entry)
+        self._server.ended(entry.rank)
+        if entry.status == 0 or self._status != 0:
+            return
+        if self._job.keep_going:
+            if not entry.lost_another:
+                self._report()
+        elif self._running and self._terminate_at is None and self._kill_at is None:
+            self._terminate_at = time.monotonic() + _REPORT_SECONDS
+
+    def _reason(self, entry: _Rank) -> str:
+        """Return the exception that ended a rank: as it has told the store, or has printed."""
+        reason = self._server.reason(entry.rank)
+        if not reason and entry.status == 1 and entry.errors:  # as after an exception
+            reason = entry.errors.raised.decode(errors="replace").removeprefix("pgasdl.errors.")
+        return "" if reason == f"SystemExit: {entry.status}" else reason[:_LONGEST_REASON]
 
     def _drain(self, descriptor: int) -> None:
         stream = self._reading[descriptor][0]
@@ -321,16 +353,34 @@ class _Launcher:
                 self._output.feed(stream, data)
         self._close(descriptor)
 
-    def _report(self, entry: _Rank, status: int) -> None:
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with {status}"
-        others = ""
+    def _report(self) -> None:
+        """Name the rank that failed first, in a line; one that only lost another did not."""
+        n = self._job.n_ranks
+        if self._status == 0 and n > 1 and len(self._ended_well) == n and not self._server.came:
+            self._output.message(f"pgasdl run: no rank called pgasdl.init: {n} runs by themselves")
+        if not self._failed or self._status != 0:
+            return
+        first = min(self._failed, key=lambda entry: entry.lost_another)
+        self._status = first.status if first.status > 0 else 128 - first.status
+        how = f"ended with {first.status}" + (first.reason and f": {first.reason}")
+        if first.status < 0:
+            how = f"was killed by {signal_name(-first.status)}"
+        words = f"pgasdl run: rank {first.rank} (process {first.process.pid}) {how}"
+        if first.lost_another and self._ended_well:
+            words += f"; rank {', '.join(map(str, self._ended_well))} had ended with 0"
+        alike: dict[str, list[str]] = {}
+        for entry in self._failed:
+            if entry is not first and not entry.lost_another:
+                alike.setdefault(entry.reason, []).append(str(entry.rank))
+        for reason, ranks in alike.items():
+            why = "failed too" + (reason and f": {reason[: _LONGEST_REASON // 3]}")
+            why = "likewise" if reason == first.reason else why
+            words += f"; rank {', '.join(ranks)} {why}"
         if self._running:
             n = len(self._running)
             ending = "leaving alone" if self._job.keep_going else "ending"
-            others = f"; {ending} the other {n} rank{'s' if n > 1 else ''}"
-        self._output.message(
-            f"pgasdl run: rank {entry.rank} (process {entry.process.pid}) {how}{others}"
-        )
+            words += f"; {ending} the other {n} rank{'s' if n > 1 else ''}"
+        self._output.message(words)
 
     def _catch_signals(self) -> None:
         self._wake, wake = os.pipe()
@@ -385,6 +435,7 @@ class _Launcher:
         now = time.monotonic()
         if self._terminate_at is not None and now >= self._terminate_at:
             self._terminate_at = None
+            self._report()
             self._kill_at = self._kill_at or now + self._job.grace
             self._end_all(signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at:
