@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from support.places import INSTALLED
@@ -12,6 +16,14 @@ _LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELAST
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # A rank without a core for seconds is not lost; a test of such losses sets its own limit.
 _PATIENT = {"PGASDL_STOPPED_AFTER": "60"}
+
+
+@functools.cache
+def _folder() -> str:
+    """Return where ranks that fail write their flight records; it goes with this process."""
+    folder = tempfile.mkdtemp(prefix="pgasdl-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def environment(*folders: Path, **variables: str) -> dict[str, str]:
@@ -25,4 +37,5 @@ def environment(*folders: Path, **variables: str) -> dict[str, str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     kept.pop("OMP_NUM_THREADS", None)  # torchrun sets it
     paths = [str(INSTALLED), *map(str, folders), kept.get("PYTHONPATH", "")]
-    return kept | _PATIENT | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": _folder()}
+    return kept | _PATIENT | ours | variables
