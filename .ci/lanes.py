@@ -150,7 +150,7 @@ LANES = (
     Lane(
         "wheels",
         "docker/build-wheels.sh build/wheels && .ci/bare bookworm --wheels build/wheels"
-        " && .ci/bare trixie --wheels build/wheels",
+        " && .ci/bare trixie --wheels build/wheels && .ci/bare noble --wheels build/wheels",
         ("docker", "apps", ".ci"),
         ("debootstrap",),
     ),
