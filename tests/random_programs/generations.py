@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 from generator import FEATURES, after_loss, program_of
 from rank import Rank
-from ways import possible, tell
+from ways import SURVIVES, possible, tell
 
 import pgasdl
 
 PROGRAMS = 100_000  # seeds of a generation
-_SURVIVES = ("shm", "verbs")
 _EVERY = 16  # programs, then memory is looked at
 
 
@@ -43,8 +42,10 @@ def held() -> dict[str, int]:
         kib = next(int(line.split()[1]) for line in file if line.startswith("Anonymous:"))
     with open("/proc/self/maps", encoding="ascii") as file:
         regions = sum("/memfd:" in line for line in file)
+    links = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": len(links),
+        "sockets": sum("/socket:" in each for each in links),
         "regions": regions,
         "threads": len(os.listdir("/proc/self/task")),
         "kib": kib,
@@ -62,7 +63,7 @@ class Generation:
 
     def run(self) -> None:
         place = {"rank": self.rank, "size": self.size, "job_id": f"generation-{self.number}"}
-        given: dict[str, Any] = place if self.way == "shm" else {}
+        given: dict[str, Any] = place if self.way in SURVIVES else {}
         if self.way == "verbs":  # where nobody takes the store of an earlier one for this one's
             host, port = os.environ["PGASDL_STORE"].rsplit(":", 1)
             given = {"store": f"{host}:{int(port) + 10 * self.number}"}
@@ -76,7 +77,7 @@ class Generation:
                 self.say("running", before=held())  # nobody is killed before all are prepared
                 self.programs(rank)
             except pgasdl.PeerLostError as error:
-                if self.way not in _SURVIVES:
+                if self.way not in SURVIVES:
                     raise
                 lost = error.rank
                 self.survive(rank, lost)
@@ -112,13 +113,14 @@ class Generation:
 
         Where packets are lost, the memory of a segment that was deleted may wait so long for the
         last request that reads it. A connection has one region, from its first use on, which is not
-        counted: which peers a program needs is random.
+        counted, nor are sockets of tcp: which peers a program needs is random.
         """
         least = min((each["regions"] for each in self.held[1:]), default=sys.maxsize)
         end = time.monotonic() + 5
         while True:
             now = held()
-            now["regions"] -= ctx.footprint().connections
+            now["regions"] -= ctx.footprint().connections if self.way == "verbs" else 0
+            now["descriptors"] -= now["sockets"]
             if now["regions"] <= least or time.monotonic() > end:
                 return now
             time.sleep(0.05)

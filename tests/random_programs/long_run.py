@@ -4,10 +4,10 @@
 with status 1 if a result was wrong, a call hung, a survivor saw anything but the loss, or a process
 that lived on holds more than before.
 
-A generation is a context of every rank. Over shm it ends with a loss: the survivors go on without
-the killed rank, close their contexts, and begin the next generation in the same processes, with a
-new one in the killed one's place. Over MPI generations follow one another in the same processes
-until a loss ends the job; then the launcher starts another one.
+A generation is a context of every rank. Over shm and tcp it ends with a loss: the survivors go on
+without the killed rank, close their contexts, and begin the next generation in the same processes,
+with a new one in the killed one's place. Over MPI generations follow one another in the same
+processes until a loss ends the job; then the launcher starts another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ways import LAUNCHES
+from ways import LAUNCHES, SURVIVES
 
 sys.path.append(str(Path(__file__).parents[1]))
 from support.environment import ONE_THREAD, environment
@@ -37,7 +37,7 @@ from support.leftovers import gone
 from support.output import Event, Lines, event_of
 from support.starting import kill_group
 
-WAYS = ("shm", "mpich", "openmpi")
+WAYS = ("shm", "tcp", "mpich", "openmpi")
 _PROGRAM = str(Path(__file__).with_name("generations.py"))
 _PATIENCE = 120.0  # until ranks that say nothing count as hung
 _GENERATIONS = 100  # of a job over MPI, which is killed before
@@ -66,8 +66,9 @@ class Ranks:
         secret.write_bytes(secrets.token_bytes(32))
         # One arena: malloc keeps what threads have freed in arenas of their own.
         self._environment = environment(
-            **ONE_THREAD, PGASDL_SECRET_FILE=str(secret), PGASDL_TIMEOUT="60", MALLOC_ARENA_MAX="1"
-        )
+            **ONE_THREAD, PGASDL_SECRET_FILE=str(secret), PGASDL_TIMEOUT="60", MALLOC_ARENA_MAX="1",
+            **({"PGASDL_TRANSPORT": way} if way in SURVIVES else {}),
+        )  # fmt: skip
 
     def begin(self, seconds: float, generations: int = 1) -> None:
         """Begin the next generation, with new processes in place of those that are lost.
@@ -76,7 +77,7 @@ class Ranks:
         """
         self.number += 1
         program = [_PROGRAM, self.way, str(self.size)]
-        if self.way == "shm":
+        if self.way in SURVIVES:
             for rank in range(self.size):
                 if rank not in self._processes:
                     self._start(rank, [sys.executable, *program])
@@ -121,11 +122,11 @@ class Ranks:
     def kill(self, victim: int) -> None:
         """Kill a rank; return when its process, or the whole job over MPI, has ended."""
         os.kill(self.said("running")[victim]["pid"], signal.SIGKILL)
-        process = self._processes.pop(victim if self.way == "shm" else 0)
+        process = self._processes.pop(victim if self.way in SURVIVES else 0)
         self._until(lambda: process.poll() is not None, f"end of process {process.pid}")
         assert process.stdin is not None
         process.stdin.close()
-        if self.way != "shm":
+        if self.way not in SURVIVES:
             self.require(gone(self.pids), "processes of a job are left")
             self.number = max(event["generation"] for event in self.events)
 
@@ -184,7 +185,7 @@ class Ranks:
 def run(way: str, size: int, seconds: float, period: float, seed: int) -> dict[str, Any]:
     """Let ranks be killed, each after ``period`` seconds at most; return a report.
 
-    The last rank is never killed: over shm its process lives from the first generation to the last.
+    The last rank is never killed: over shm and tcp its process lives as long as the run.
     """
     dice = random.Random(f"long run {seed}")
     began = time.monotonic()
@@ -193,7 +194,7 @@ def run(way: str, size: int, seconds: float, period: float, seed: int) -> dict[s
         ranks = Ranks(way, size, 1000 * seed, Path(folder))
         try:
             while time.monotonic() - began < seconds - period:
-                if way == "shm":
+                if way in SURVIVES:
                     ranks.begin(_PATIENCE)
                 else:
                     ranks.begin(period / 5, _GENERATIONS)
@@ -201,7 +202,7 @@ def run(way: str, size: int, seconds: float, period: float, seed: int) -> dict[s
                 victim = dice.randrange(size - 1)
                 ranks.kill(victim)
                 n_killed += 1
-                if way == "shm":
+                if way in SURVIVES:
                     ranks.wait_for("ended", set(range(size)) - {victim})
                     named = {event["lost"] for event in ranks.said("ended").values()}
                     ranks.require(named == {victim}, f"lost {victim}; survivors name {named}")
@@ -234,7 +235,7 @@ def growth(events: list[Event], way: str) -> dict[str, int]:
     context closed; over MPI, where a window is freed when a later one is made, with the next one
     open. Within a generation, where a context keeps what it has bound: the first two.
     """
-    moment = "after" if way in ("shm", "verbs") else "before"
+    moment = "after" if way in SURVIVES else "before"
     more: Counter[str] = Counter()
     lives: dict[int, list[dict[str, int]]] = {}
     for event in events:

@@ -34,8 +34,9 @@ def test_over_loopback() -> None:
     must_pass("--seeds", "0:96")
 
 
-def test_over_shm() -> None:
-    must_pass("--seeds", "0:64", "--way", "shm")
+@pytest.mark.parametrize(("way", "seeds"), [("shm", "0:64"), ("tcp", "64:96")])
+def test_over_processes(way: str, seeds: str) -> None:
+    must_pass("--seeds", seeds, "--way", way)
 
 
 @pytest.mark.full
@@ -46,8 +47,9 @@ def test_more_over_loopback() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_more_over_shm() -> None:
-    must_pass("--seeds", "1024:1536", "--way", "shm", timeout=1800)
+@pytest.mark.parametrize(("way", "seeds"), [("shm", "1024:1536"), ("tcp", "1536:2048")])
+def test_more_over_processes(way: str, seeds: str) -> None:
+    must_pass("--seeds", seeds, "--way", way, timeout=1800)
 
 
 @pytest.mark.full

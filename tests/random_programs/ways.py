@@ -33,12 +33,14 @@ from pgasdl.plans.algorithms import gdraa
 _MPICH, _OPENMPI = ("--mpi=mpich",), ("--mpi=openmpi",)
 LAUNCHES = {
     "shm": ("--transport", "shm", "--keep-going", "--no-prefix"),
+    "tcp": ("--transport", "tcp", "--keep-going", "--no-prefix"),
     "mpich": _MPICH,
     "openmpi": _OPENMPI,
     "mpich-created": _MPICH,  # windows that are not mapped, as between machines
     "openmpi-created": _OPENMPI,
 }
-_MPI_CANNOT = ("leave", "threads")  # a loss ends an MPI job; not every MPI allows threads to call
+SURVIVES = ("shm", "tcp", "verbs")  # a loss; over MPI it ends the job
+_MPI_CANNOT = ("leave", "threads")  # not every MPI allows threads to call
 
 
 def _twice(rank: int, size: int, count: int, *, phase: int = 0, **options: Any) -> Plan:
@@ -56,9 +58,9 @@ def possible(way: str, features: Sequence[str]) -> tuple[list[str], bool]:
     cannot: tuple[str, ...] = ()
     if way == "verbs":
         cannot = ("giveup",)  # an adapter refuses writes to a handle that its rank has closed
-    elif way not in ("loopback", "shm"):
+    elif way not in ("loopback", *SURVIVES):
         cannot = _MPI_CANNOT
-    mapped = way != "verbs" and not way.endswith("-created")
+    mapped = way not in ("verbs", "tcp") and not way.endswith("-created")
     return [feature for feature in features if feature not in cannot], mapped
 
 
