@@ -15,7 +15,7 @@ from fuzz_drive import TARGETS, target
 
 HERE = Path(__file__).parent
 
-NATIVE = ("endpoint", "gossip", "mpi", "shm", "verbs")
+NATIVE = ("endpoint", "gossip", "mpi", "shm", "tcp", "verbs")
 CORPUS = HERE / "corpus"
 LONGEST = 512
 IN_CI = os.environ.get("CI") == "true"

@@ -23,11 +23,15 @@ std::shared_ptr<const TcpMemory> TcpAnswers::checked(const TcpFrame& frame,
   return memory;
 }
 
-std::byte* TcpAnswers::begin(const TcpFrame& frame) {
-  written_.reset();
-  if (frame.kind != TcpFrame::Kind::kWrite || frame.bytes == 0) return nullptr;
-  written_ = checked(frame, frame.bytes);
-  return written_ == nullptr ? nullptr : written_->data + frame.offset;
+std::byte* TcpAnswers::begin(const TcpFrame& frame, std::shared_ptr<const void>& keep) {
+  using Kind = TcpFrame::Kind;
+  if (frame.kind < Kind::kWrite || frame.kind > Kind::kAsk || frame.flag > TcpFrame::Flag::kAdd) {
+    throw_malformed("request", peer());
+  }
+  if (frame.kind != Kind::kWrite || frame.bytes == 0) return nullptr;
+  const auto memory = checked(frame, frame.bytes);
+  keep = memory;
+  return memory == nullptr ? nullptr : memory->data + frame.offset;
 }
 
 void TcpAnswers::finish(const TcpFrame& frame) {
@@ -65,8 +69,8 @@ void TcpAnswers::finish(const TcpFrame& frame) {
       answer(old);
       break;
     }
-    default:
-      throw_malformed("request", peer());
+    default:  // begin() refused it
+      return;
   }
   ++n_taken_;
 }

@@ -19,7 +19,7 @@ class TcpAnswers final : public TcpStream {
  private:
   void closed(const std::string& why) override { end(why); }
   void ended_locked(const std::string&) override {}
-  std::byte* begin(const TcpFrame& frame) override;
+  std::byte* begin(const TcpFrame& frame, std::shared_ptr<const void>& keep) override;
   void finish(const TcpFrame& frame) override;
   void drained() override;
   // The memory with this number, unless it was deleted. Throws if the bytes are outside it.
@@ -31,7 +31,6 @@ class TcpAnswers final : public TcpStream {
   const QueueId queue_;
   const TcpMemories& memories_;
   const std::atomic<WakeWord*>& sleeper_;
-  std::shared_ptr<const TcpMemory> written_;  // by the frame that arrives
   std::uint64_t n_taken_ = 0;
   bool asked_ = false;
 };

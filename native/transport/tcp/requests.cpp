@@ -164,12 +164,21 @@ void TcpRequests::ended_locked(const std::string& why) {
   listener_.ended();
 }
 
-std::byte* TcpRequests::begin(const TcpFrame& frame) {
-  if (frame.kind != TcpFrame::Kind::kData) return nullptr;
+bool TcpRequests::Expected::answered_by(const TcpFrame& frame) const {
+  using Kind = TcpFrame::Kind;
+  if (old != nullptr) return frame.kind == Kind::kOld || frame.kind == Kind::kRefused;
+  return (frame.kind == Kind::kData && frame.bytes == bytes) ||
+         (frame.kind == Kind::kRefused && bytes != 0);
+}
+
+std::byte* TcpRequests::begin(const TcpFrame& frame, std::shared_ptr<const void>& keep) {
+  using Kind = TcpFrame::Kind;
+  if (frame.kind == Kind::kAcknowledge || frame.kind == Kind::kFarewell) return nullptr;
   const std::lock_guard lock(leave_mutex_);
-  if (expected_.empty() || expected_.front().bytes != frame.bytes) {
+  if (ended() || expected_.empty() || !expected_.front().answered_by(frame)) {
     throw Error(ErrorKind::kMismatch, "it answered what was not asked");
   }
+  keep = expected_.front().keep;
   return expected_.front().target;
 }
 
@@ -189,8 +198,6 @@ void TcpRequests::finish(const TcpFrame& frame) {
       }
       n_taken_.store(frame.operand, std::memory_order_release);
       over(frame.operand - before);
-    } else if (expected_.empty()) {
-      throw_malformed("answer", peer());
     } else {
       Expected& first = expected_.front();
       if (frame.kind == TcpFrame::Kind::kRefused) {

@@ -57,6 +57,8 @@ class TcpRequests final : public TcpStream {
     FlagWord* flag;
     std::uint32_t value;
     std::shared_ptr<const void> keep;
+
+    bool answered_by(const TcpFrame& frame) const;
   };
   bool admits();
   void post(const TcpFrame& frame, const std::byte* data, std::shared_ptr<const void> keep);
@@ -64,7 +66,7 @@ class TcpRequests final : public TcpStream {
   void over(std::uint64_t requests);
   void closed(const std::string& why) override;
   void ended_locked(const std::string& why) override;
-  std::byte* begin(const TcpFrame& frame) override;
+  std::byte* begin(const TcpFrame& frame, std::shared_ptr<const void>& keep) override;
   void finish(const TcpFrame& frame) override;
 
   TcpQueue& queue_;

@@ -149,7 +149,7 @@ void TcpStream::take(std::size_t got) {
     missing_ -= there;
     got -= there;
     if (missing_ != 0) return;
-    finish(frame_);
+    arrived();
   }
   n_staged_ += got;
   std::size_t used = 0;
@@ -163,17 +163,22 @@ void TcpStream::take(std::size_t got) {
       used += here;
       missing_ -= here;
       if (missing_ != 0) break;
-      finish(frame_);
+      arrived();
     }
     if (n_staged_ - used < sizeof frame_) break;
     std::memcpy(&frame_, staged_.data() + used, sizeof frame_);
     used += sizeof frame_;
-    target_ = begin(frame_);
+    target_ = begin(frame_, keep_);
     missing_ = frame_.payload();
-    if (missing_ == 0) finish(frame_);
+    if (missing_ == 0) arrived();
   }
   n_staged_ -= used;
   std::memmove(staged_.data(), staged_.data() + used, n_staged_);
+}
+
+void TcpStream::arrived() {
+  finish(frame_);
+  keep_.reset();
 }
 
 void TcpStream::end(const std::string& why) {
@@ -193,6 +198,7 @@ bool TcpStream::retire() {
   const std::scoped_lock lock(leave_mutex_, arrive_mutex_);
   if (!socket_) return false;
   socket_.reset();
+  keep_.reset();
   return true;
 }
 

@@ -52,8 +52,9 @@ class TcpStream {
   virtual void ended_locked(const std::string& why) = 0;
 
   // --- with the lock of what arrives
-  // Where the frame's bytes go; null: nowhere. Throws Error if no such frame may come.
-  virtual std::byte* begin(const TcpFrame& frame) = 0;
+  // Where the frame's bytes go; null: nowhere. `keep` then owns that memory until they are there.
+  // Throws Error if no such frame may come.
+  virtual std::byte* begin(const TcpFrame& frame, std::shared_ptr<const void>& keep) = 0;
   // All its bytes have arrived.
   virtual void finish(const TcpFrame& frame) = 0;
   // All that had arrived has been taken.
@@ -73,6 +74,7 @@ class TcpStream {
   };
   void watch(bool room);
   void take(std::size_t got);
+  void arrived();
 
   const Rank peer_;
   const int events_;
@@ -84,7 +86,8 @@ class TcpStream {
   std::mutex arrive_mutex_;
   TcpFrame frame_{};
   std::byte* target_ = nullptr;
-  std::uint64_t missing_ = 0;  // bytes of frame_
+  std::shared_ptr<const void> keep_;  // owns that
+  std::uint64_t missing_ = 0;         // bytes of frame_
   std::size_t n_staged_ = 0;
   std::array<std::byte, 8192> staged_;  // arrived and not taken
 };
