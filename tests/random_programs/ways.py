@@ -7,12 +7,14 @@ well.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import collectives
@@ -28,6 +30,9 @@ import pgasdl
 from pgasdl import loopback
 from pgasdl.plans import Plan, PlanSpec, register
 from pgasdl.plans.algorithms import gdraa
+
+sys.path.append(str(Path(__file__).parents[1]))
+from support.tcp_proxy import through
 
 # The launcher's options for ranks that are processes.
 _MPICH, _OPENMPI = ("--mpi=mpich",), ("--mpi=openmpi",)
@@ -124,8 +129,10 @@ def over_loopback(programs: Sequence[Program], timeout: float) -> None:
 
 def as_process(programs: Sequence[Program]) -> None:
     """Run programs of one world as one of its ranks."""
+    proxy = os.environ.get("TCP_PROXY")
+    network = through(int(proxy)) if proxy else contextlib.nullcontext()
     try:
-        with pgasdl.init(log="error") as ctx:
+        with network, pgasdl.init(log="error") as ctx:
             run_all(ctx, programs, False)
     except Left:
         pass

@@ -264,7 +264,9 @@ class Job:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Kill the ranks that are left, and wait until they have ended."""
+        """Kill the ranks that are left, and wait until they have ended. Idempotent."""
+        if self._selector.get_map() is None:
+            return
         for rank in self.ranks.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if rank.status is None:

@@ -33,6 +33,18 @@ def sockets_of(pid: int) -> set[str]:
     return found
 
 
+def listening(pid: int) -> list[int]:
+    """The ports on which it listens at all addresses, as anybody on the machine can find them."""
+    inodes, ports = sockets_of(pid), []
+    for table in ("tcp6", "tcp"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            address, number = words[1].split(":")
+            if words[3] == "0A" and not int(address, 16) and words[9] in inodes:
+                ports.append(int(number, 16))
+    return ports
+
+
 def gone(pids: Iterable[int]) -> bool:
     """Wait for processes to end; False if one still runs after all patience."""
     pids = list(pids)

@@ -8,7 +8,7 @@ import pytest
 from support.forking import Job, Zygote
 from support.places import TESTS
 
-PROGRAMS = TESTS / "failure/programs"
+PROGRAMS = (TESTS / "failure/programs", TESTS / "tcp/programs")
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,9 @@ def job(zygote: Zygote) -> Iterator[Callable[..., Job]]:
 
     def start(program: str, n: int, *arguments: object, **variables: str) -> Job:
         settings = {"PGASDL_TRANSPORT": "tcp", "PGASDL_TIMEOUT": "60"} | variables
-        started.append(Job(zygote, PROGRAMS / program, n, *arguments, **settings))
+        file = next(folder / program for folder in PROGRAMS if (folder / program).exists())
+        folders = (*PROGRAMS, TESTS)
+        started.append(Job(zygote, file, n, *arguments, folders=folders, **settings))
         return started[-1]
 
     yield start

@@ -7,29 +7,14 @@ import os
 import secrets
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from support.forking import Job
-from support.leftovers import sockets_of
+from support.leftovers import listening
+from support.tcp_proxy import GREETING, REPLY
 
-GREETING = struct.Struct("=QiiiI16s")  # native/transport/tcp/wire.hpp
-REPLY = struct.Struct("=16sQ")
 MAGIC = 0x31706374_6C646770
-
-
-def port(pid: int) -> int:
-    """The port on which a rank listens, as anybody on the machine can find it."""
-    inodes = sockets_of(pid)
-    for table in ("tcp6", "tcp"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            address, number = words[1].split(":")
-            if words[3] == "0A" and not int(address, 16) and words[9] in inodes:
-                return int(number, 16)
-    raise AssertionError(f"process {pid} listens nowhere")
 
 
 @pytest.fixture
@@ -37,7 +22,7 @@ def busy(job: Callable[..., Job]) -> Iterator[tuple[Job, list[int]]]:
     """Two ranks that create segments all the time, and their ports."""
     ranks = job("stranger_target.py", 2, PGASDL_TIMEOUT="20", PGASDL_STOPPED_AFTER="2.0")
     ranks.said("running")
-    yield ranks, [port(ranks[rank].pid) for rank in (0, 1)]
+    yield ranks, [listening(ranks[rank].pid)[0] for rank in (0, 1)]
 
 
 def finish(ranks: Job) -> None:
@@ -90,10 +75,10 @@ def test_who_does_not_know_the_secret_is_turned_away(busy: tuple[Job, list[int]]
 def test_half_a_greeting_ends_after_a_while(busy: tuple[Job, list[int]]) -> None:
     ranks, ports = busy
     with contextlib.ExitStack() as stack:
-        for words in (b"", greeting(0)[:-1]):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", ports[0])))
-            stranger.sendall(words)
-            assert ended(stranger)
+        address, half = ("127.0.0.1", ports[0]), greeting(0)[:-1]
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(2)]
+        strangers[0].sendall(half)
+        assert all(map(ended, strangers))
     finish(ranks)
 
 
