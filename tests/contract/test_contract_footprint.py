@@ -14,9 +14,9 @@ from pgasdl.plans import Put, build_all
 from pgasdl.simulate import library
 
 # Where nothing is mapped, so that a peer takes a connection.
-UNMAPPED = tuple(row for row in TRANSPORTS if row.name in ("unmapped", "verbs"))
+UNMAPPED = tuple(row for row in TRANSPORTS if row.name in ("unmapped", "verbs", "tcp"))
 THREADS = tuple(row for row in UNMAPPED if row.threads)
-STARTED = tuple(row for row in TRANSPORTS if row.name in ("shm", "verbs"))
+STARTED = tuple(row for row in TRANSPORTS if row.name in ("shm", "verbs", "tcp"))
 
 
 def neighbours(plan: str, size: int, count: int) -> list[set[int]]:
