@@ -394,6 +394,8 @@ void Liveness::note_plan(std::uint64_t fingerprint, std::uint64_t first_notifica
 
 std::string Liveness::in_words(Rank lost) const {
   std::string words = text("rank ", lost, " ", name(health(lost)));
+  const std::string unreached = transport_->unreached(lost);
+  if (!unreached.empty()) return text(words, " (", unreached, ")");
   const ControlBlock* const block = blocks_[static_cast<std::size_t>(lost)];
   if (health(lost) != Health::kFailed || block == nullptr) return words;
   const std::size_t bytes = block->reason_bytes.load(std::memory_order_acquire);

@@ -13,6 +13,7 @@
 #include "python/handles.hpp"
 #include "transport/router.hpp"
 #include "transport/table.hpp"
+#include "transport/tcp/socket.hpp"
 
 namespace pgasdl {
 namespace {
@@ -58,6 +59,12 @@ void bind_context(nb::module_& module) {
       "pids"_a, "The nearest process that each of these is or descends from, 0 if there is none.");
   module.def("host_identity", &host_identity,
              "Equal for processes that can map each other's memory.");
+  module.def(
+      "tcp_place",
+      [](const std::string& interfaces) {
+        return tcp_place(nullptr, TcpOptions{.interfaces = interfaces});
+      },
+      "interfaces"_a, "The addresses by which peers find this machine, with their interfaces.");
   nb::class_<ContextHandle> context(module, "ContextCore",
                                     "One rank of a job; see pgasdl.Context.");
   context

@@ -23,6 +23,7 @@ class Router final : public Transport {
                        Deadline deadline) override;
   std::string refuses_device(int device) const override;
   void retract(const LocalSegment& segment) override;
+  std::string unreached(Rank peer) const override { return to(peer).unreached(peer); }
   int service_descriptor() const override { return ready_.get(); }
   bool service() override;
 

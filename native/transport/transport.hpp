@@ -170,6 +170,8 @@ class Transport {
   virtual void reconnect(Rank /*peer*/) {}
   // lost(): `peer` is gone, and requests to it will not complete. forget(): go on without it.
   virtual void lost(Rank /*peer*/) {}
+  // Why there never was a connection with `peer`; "" if there was, or it is being made.
+  virtual std::string unreached(Rank /*peer*/) const { return ""; }
   virtual void forget(Rank /*peer*/) {}
   // Advances work that does not advance by itself; every wait calls it if needs_progress().
   virtual bool needs_progress() const { return false; }

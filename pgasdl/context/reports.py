@@ -89,7 +89,7 @@ class Reports(Part):
 
     def _devices(self) -> list[str]:
         state = self._transport_state()
-        return [f"RDMA by {state}"] if state else []
+        return [state] if state else []
 
     def _gpu_path(self) -> str:
         if missing := _native.cuda_missing():

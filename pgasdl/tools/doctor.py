@@ -25,7 +25,9 @@ from dataclasses import asdict
 import click
 
 from pgasdl import _load_native
-from pgasdl.tools import gpus, probes, rdma
+from pgasdl.config import Config
+from pgasdl.errors import ConfigError
+from pgasdl.tools import gpus, network, probes, rdma
 from pgasdl.tools.probes import ProbeResult
 from pgasdl.tools.text import write_json
 from pgasdl.transports import TRANSPORTS
@@ -242,15 +244,16 @@ def _installed(name: str) -> str | None:
 
 
 def _survey() -> rdma.Survey:
-    """Survey the devices with a context's settings; another finding reports wrong variables."""
-    from pgasdl.config import Config
-    from pgasdl.errors import ConfigError
+    """Survey the devices with a context's settings."""
+    return rdma.survey(_config())
 
+
+def _config() -> Config:
+    """Return a context's settings; another finding reports wrong variables."""
     try:
-        config = Config.from_environment()
+        return Config.from_environment()
     except ConfigError:
-        config = Config.from_environment({})
-    return rdma.survey(config)
+        return Config.from_environment({})
 
 
 def _devices(name: str) -> ProbeResult:
@@ -314,7 +317,12 @@ def _transport(name: str) -> ProbeResult:
         return ProbeResult(name, "WARN", missing, rdma.FIXES["native"])
     if left_out:
         return ProbeResult(name, "WARN", left_out, "pip install --force-reinstall .")
-    return ProbeResult(name, "OK", row.summary)
+    if row.name != "tcp":
+        return ProbeResult(name, "OK", row.summary)
+    place, wrong = network.tcp(_config())
+    if wrong:
+        return ProbeResult(name, "WARN", wrong, "see `ip address`; needed between machines only")
+    return ProbeResult(name, "OK", f"{row.summary}, at {place}")
 
 
 PROBES: tuple[tuple[str, Callable[[str], ProbeResult]], ...] = (

@@ -1,4 +1,4 @@
-"""``pgasdl topo``: RDMA addresses, the settings of transport verbs, GPUs, and NUMA nodes."""
+"""``pgasdl topo``: ways between machines, the settings of transport verbs, GPUs, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from pgasdl.config import Config
-from pgasdl.tools import gpus, nodes
+from pgasdl.tools import gpus, network, nodes
 from pgasdl.tools.rdma import RdmaAddress, Survey, survey
 from pgasdl.tools.text import aligned, write_json
 
@@ -23,11 +23,26 @@ def main(as_json: bool = False) -> None:
     in_use = settings(config, found)
     gpus_found = gpus.survey()
     by_node = nodes.survey(found.addresses, gpus_found.gpus)
+    place, wrong = network.tcp(config)
     if as_json:
-        more = {"settings": in_use, "gpus": asdict(gpus_found), "nodes": [*map(asdict, by_node)]}
+        more = {
+            "settings": in_use,
+            "tcp": place or wrong,
+            "gpus": asdict(gpus_found),
+            "nodes": [*map(asdict, by_node)],
+        }
         write_json(asdict(found) | more)
     else:
-        lines = [*_report(found, in_use), "", *gpus.report(gpus_found), "", *nodes.report(by_node)]
+        over_tcp = f"{_between(found)}: {place or wrong}"
+        lines = [
+            *_report(found, in_use),
+            "",
+            over_tcp,
+            "",
+            *gpus.report(gpus_found),
+            "",
+            *nodes.report(by_node),
+        ]
         print("\n".join(lines).rstrip())
 
 
@@ -51,6 +66,14 @@ def settings(config: Config, found: Survey) -> dict[str, str]:
         "PGASDL_VERBS_RAILS": _rails(config, found),
         "PGASDL_VERBS_STRIPE": str(config.verbs_stripe),
     }
+
+
+def _between(found: Survey) -> str:
+    if found.chosen:
+        return (
+            "between machines: verbs, if all have it; else the MPI that started the ranks, or TCP"
+        )
+    return "between machines: the MPI that started the ranks, or TCP"
 
 
 def _inline(config: Config, found: Survey) -> str:

@@ -152,7 +152,7 @@ ROOMS = (
     ("torch.backend", "jobs"),
     ("loopback", "__init__", "versions"),
     ("tools.chart", "tools.gpus", "tools.text"),
-    ("tools.rdma",),
+    ("tools.rdma", "tools.network"),
     ("tools.nodes", "tools.command", "tools.probes"),
     ("tools.topo",),
     ("simulate",),

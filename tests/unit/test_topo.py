@@ -34,6 +34,9 @@ class Native(types.ModuleType):
     def cuda_missing(self) -> str:
         return "no driver"
 
+    def tcp_place(self, interfaces: str) -> str:
+        return {"": "10.0.0.1 (eth1)", "eth2": "10.1.0.1 (eth2)"}.get(interfaces, "")
+
     def transports(self) -> dict[str, str]:
         return {"shm": "", "verbs": self._left_out}
 
@@ -70,6 +73,28 @@ def answer(
     native = Native(given, left_out)
     monkeypatch.setitem(sys.modules, "pgasdl._native", native)
     return native
+
+
+@pytest.mark.parametrize(
+    ("interface", "ports", "told"),
+    [
+        ("", "", "any free port of 10.0.0.1 (eth1)"),
+        ("eth2", "20000-20063", "ports 20000 to 20063 of 10.1.0.1 (eth2)"),
+        ("eth3", "", "no interface of PGASDL_TCP_INTERFACE=eth3 has an address"),
+    ],
+)
+def test_what_joins_machines(
+    interface: str, ports: str, told: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name, value in (("INTERFACE", interface), ("PORTS", ports)):
+        if value:
+            monkeypatch.setenv(f"PGASDL_TCP_{name}", value)
+    for given, words in (([GOOD], "verbs, if all have it; else the MPI"), ([], "the MPI")):
+        answer(monkeypatch, given)
+        assert cli.main(["topo"]) == 0
+        line = f"between machines: {words} that started the ranks, or TCP: {told}"
+        assert line in capsys.readouterr().out.splitlines()
 
 
 def test_chosen_and_refused_are_told_apart(

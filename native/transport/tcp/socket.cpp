@@ -42,6 +42,7 @@ Open& open_sockets() {
 struct Address {
   in6_addr address;
   in6_addr mask;
+  std::string interface;
 };
 
 in6_addr mapped(const in_addr& v4) {
@@ -73,12 +74,14 @@ std::vector<Address> own_addresses(const std::string& interfaces) {
     if (each->ifa_addr->sa_family == AF_INET) {
       in6_addr mask = mapped(reinterpret_cast<const sockaddr_in*>(each->ifa_netmask)->sin_addr);
       std::memset(mask.s6_addr, 0xff, 12);
-      all.push_back({mapped(reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr), mask});
+      all.push_back({mapped(reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr), mask,
+                     each->ifa_name});
     } else if (each->ifa_addr->sa_family == AF_INET6) {
       const auto* v6 = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr);
       if (IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) continue;
-      all.push_back(
-          {v6->sin6_addr, reinterpret_cast<const sockaddr_in6*>(each->ifa_netmask)->sin6_addr});
+      all.push_back({v6->sin6_addr,
+                     reinterpret_cast<const sockaddr_in6*>(each->ifa_netmask)->sin6_addr,
+                     each->ifa_name});
     }
   }
   freeifaddrs(first);
@@ -120,6 +123,26 @@ socklen_t plain(const sockaddr_in6& address, sockaddr_storage& out) {
   std::memcpy(&v4.sin_addr, address.sin6_addr.s6_addr + 12, sizeof v4.sin_addr);
   std::memcpy(&out, &v4, sizeof v4);
   return sizeof v4;
+}
+
+std::uint16_t port_of(const TcpSocket& listener) {
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    throw_system("getsockname", errno);
+  }
+  // Both families have the port at the same place.
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+}
+
+std::string address_text(const in6_addr& address) {
+  char words[INET6_ADDRSTRLEN] = {};
+  if (IN6_IS_ADDR_V4MAPPED(&address)) {
+    inet_ntop(AF_INET, address.s6_addr + 12, words, sizeof words);
+  } else {
+    inet_ntop(AF_INET6, &address, words, sizeof words);
+  }
+  return words;
 }
 
 constexpr int kType = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
@@ -192,13 +215,7 @@ void tcp_tune(int descriptor, double timeout_s) {
 }
 
 std::string tcp_endpoint(const TcpSocket& listener, const TcpOptions& options) {
-  sockaddr_storage bound{};
-  socklen_t length = sizeof bound;
-  if (getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
-    throw_system("getsockname", errno);
-  }
-  // Both families have the port at the same place.
-  const std::uint16_t port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+  const std::uint16_t port = port_of(listener);
   const std::vector<Address> own = own_addresses(options.interfaces);
   if (own.empty() && !options.interfaces.empty()) {
     throw Error(ErrorKind::kUnavailable,
@@ -208,6 +225,16 @@ std::string tcp_endpoint(const TcpSocket& listener, const TcpOptions& options) {
   std::string words = packed(Endpoint{host(), port, static_cast<std::uint32_t>(own.size())});
   for (const Address& each : own) words += packed(each.address);
   return words;
+}
+
+std::string tcp_place(const TcpSocket* listener, const TcpOptions& options) {
+  std::string words = listener == nullptr ? "" : text("port ", port_of(*listener), " of ");
+  bool first = true;
+  for (const Address& each : own_addresses(options.interfaces)) {
+    words += text(std::exchange(first, false) ? "" : ", ", address_text(each.address), " (",
+                  each.interface, ")");
+  }
+  return words + (first && listener != nullptr ? "this machine alone" : "");
 }
 
 std::vector<sockaddr_in6> tcp_addresses(Rank peer, const std::string& endpoint) {
@@ -245,15 +272,9 @@ TcpSocket tcp_connect(const sockaddr_in6& address) {
 }
 
 std::string tcp_text(const sockaddr_in6& address) {
-  sockaddr_storage out{};
-  plain(address, out);
-  char words[INET6_ADDRSTRLEN] = {};
-  if (out.ss_family == AF_INET) {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&out)->sin_addr, words, sizeof words);
-    return text(words, ":", ntohs(address.sin6_port));
-  }
-  inet_ntop(AF_INET6, &address.sin6_addr, words, sizeof words);
-  return text("[", words, "]:", ntohs(address.sin6_port));
+  const std::string words = address_text(address.sin6_addr);
+  const bool is_v4 = IN6_IS_ADDR_V4MAPPED(&address.sin6_addr);
+  return text(is_v4 ? "" : "[", words, is_v4 ? ":" : "]:", ntohs(address.sin6_port));
 }
 
 }  // namespace pgasdl

@@ -39,6 +39,10 @@ void tcp_tune(int descriptor, double timeout_s);
 // kUnavailable if no interface has one of the names asked for.
 std::string tcp_endpoint(const TcpSocket& listener, const TcpOptions& options);
 
+// This rank's port and those addresses with their interfaces, for people; without `listener` the
+// addresses alone.
+std::string tcp_place(const TcpSocket* listener, const TcpOptions& options);
+
 // The addresses of a peer's endpoint, those first that this machine reaches without a router.
 std::vector<sockaddr_in6> tcp_addresses(Rank peer, const std::string& endpoint);
 

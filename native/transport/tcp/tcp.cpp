@@ -289,6 +289,15 @@ void TcpTransport::lost(Rank peer) {
   }
 }
 
+std::string TcpTransport::unreached(Rank peer) const {
+  for (QueueId queue = 0; queue < queues_.size(); ++queue) {
+    if (const auto* failure = slot(queue, peer).failure.load(std::memory_order_acquire)) {
+      return *failure;
+    }
+  }
+  return "";
+}
+
 // Nothing that it sends arrives any more, even if it was only stopped.
 void TcpTransport::forget(Rank peer) {
   peers_[static_cast<std::size_t>(peer)].forgotten.store(true, std::memory_order_release);

@@ -23,6 +23,7 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override;
 
   std::string_view name() const override { return "tcp"; }
+  std::string describe() const override { return described_; }
   std::string endpoint() override;
   void connect(Rank peer, const std::string& endpoint) override;
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
@@ -49,6 +50,7 @@ class TcpTransport final : public Transport {
   std::uint64_t farewell(Rank peer) const override;
   void reconnect(Rank peer) override;
   void lost(Rank peer) override;
+  std::string unreached(Rank peer) const override;
   void forget(Rank peer) override;
   bool needs_progress() const override { return true; }
   void progress() override;
@@ -95,6 +97,7 @@ class TcpTransport final : public Transport {
   std::vector<Peer> peers_;
   const TcpRequests::Listener listener_;
   TcpMeeting meeting_;  // the thread's alone, once it runs
+  const std::string described_ = text("TCP at ", tcp_place(&meeting_.listener(), options_));
   std::atomic<std::uint32_t> n_polls_{0};
   std::atomic<int> n_polling_{0};  // threads that use events_
   std::atomic<bool> has_ended_{false};

@@ -16,7 +16,7 @@ std::string VerbsRails::name_of(std::size_t rail) const {
 }
 
 std::string VerbsRails::describe() const {
-  std::string words = text("stripes of ", options_.stripe, " bytes over");
+  std::string words = text("RDMA by stripes of ", options_.stripe, " bytes over");
   for (std::size_t rail = 0; rail < rails_.size(); ++rail) words += text(" ", name_of(rail));
   const std::lock_guard lock(rails_mutex_);
   for (Rank peer = 0; peer < size_; ++peer) {

@@ -61,7 +61,7 @@ VerbsTransport::~VerbsTransport() {
   memory_->close();
 }
 
-std::string VerbsTransport::describe() const { return device_->port_name(); }
+std::string VerbsTransport::describe() const { return text("RDMA by ", device_->port_name()); }
 
 std::string VerbsTransport::endpoint() { return manager_->endpoint(); }
 
