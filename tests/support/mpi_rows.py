@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from pgasdl.errors import UnavailableError
 from pgasdl.runtime.launch import mpiexec
@@ -77,3 +79,22 @@ def missing(name: str) -> str:
 
 def same(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+def across(
+    found: mpiexec.Mpiexec, hosts: Sequence[str], far: Path, interface: str, handed: Sequence[str]
+) -> list[str]:
+    """Its launcher and options for ranks on several hosts, each ``NAME:RANKS``.
+
+    ``far`` : a program in place of ssh; ``interface`` : the network between them
+    ``handed`` : names of variables that the ranks must get; hydra passes all on
+    """
+    both, size = ",".join(hosts), sum(int(host.rpartition(":")[2]) for host in hosts)
+    if found.kind == "mpich":
+        remote = ["-launcher", "ssh", "-launcher-exec", str(far), "-iface", interface]
+        return [found.program, *remote, "-hosts", both, "-n", str(size)]
+    prefix = str(Path(found.program).parents[1])
+    remote = ["--prtemca", "plm_ssh_agent", str(far), "--prtemca", "oob_tcp_if_include", interface]
+    names = [word for name in handed for word in ("-x", name)]
+    first, *options = found.command(size, [])
+    return [first, "--prefix", prefix, *remote, "--host", both, *names, *options]

@@ -33,6 +33,27 @@ def require() -> None:
         lacking(f"no namespaces here: {tried.stderr.decode().strip()}")
 
 
+def ranks(size: int) -> str:
+    """Functions for a script: ``rank NUMBER COMMAND...``, and ``all COMMAND...``.
+
+    The first half of the ranks is on node1.
+    """
+    return f"""
+        rank() {{
+          local number=$1; shift
+          on "node$((number * 2 / {size} + 1))" env PGASDL_RANK="$number" PGASDL_SIZE={size} \\
+            PGASDL_JOB_ID=apart PGASDL_STORE=node1:29500 "$@"
+        }}
+        all() {{
+          local number jobs=()
+          for number in {" ".join(map(str, range(size)))}; do
+            rank "$number" "$@" & jobs+=($!)
+          done
+          ended "${{jobs[@]}}"
+        }}
+    """
+
+
 def run(
     folder: Path, script: str, timeout: float = 200, *, apart: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:

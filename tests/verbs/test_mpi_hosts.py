@@ -13,6 +13,7 @@ import hosts
 import pytest
 import rig
 from support import digits
+from support.mpi_rows import across
 from support.places import INSTALLED
 
 from pgasdl.errors import UnavailableError
@@ -67,29 +68,14 @@ def found(request: pytest.FixtureRequest) -> mpiexec.Mpiexec:
         pytest.skip(f"{request.param}: {error}")
 
 
-def across(found: mpiexec.Mpiexec, names: list[str], of_a_host: int) -> list[str]:
-    """The launcher and its options: so many ranks on each host, far.sh in place of ssh.
-
-    ``names`` : of variables that the ranks must get; hydra passes all on
-    """
-    both = ",".join(f"{address}:{of_a_host}" for address in hosts.ADDRESSES)
-    if found.kind == "mpich":
-        remote = ["-launcher", "ssh", "-launcher-exec", str(hosts.FAR), "-iface", "vec0"]
-        return [found.program, *remote, "-hosts", both, "-n", str(2 * of_a_host)]
-    prefix = str(Path(found.program).parents[1])
-    far = str(hosts.FAR)
-    remote = ["--prtemca", "plm_ssh_agent", far, "--prtemca", "oob_tcp_if_include", "vec0"]
-    handed = [word for name in names for word in ("-x", name)]
-    first, *options = found.command(2 * of_a_host, [])
-    return [first, "--prefix", prefix, *remote, "--host", both, *handed, *options]
-
-
 def launch(
     found: mpiexec.Mpiexec, program: Sequence[str], variables: Mapping[str, str], of_a_host: int = 2
 ) -> str:
     """A line of a shell that runs a job of the launcher's, and keeps the status if it fails."""
     given = [f"{key}={value}" for key, value in variables.items()]
-    line = [*across(found, ["PYTHONPATH", *found.environ(), *variables], of_a_host), *program]
+    handed = ["PYTHONPATH", *found.environ(), *variables]
+    both = [f"{address}:{of_a_host}" for address in hosts.ADDRESSES]
+    line = [*across(found, both, hosts.FAR, "vec0", handed), *program]
     return f"timeout {SECONDS} {shlex.join(['env', *given, *line])} || status=$?"
 
 
