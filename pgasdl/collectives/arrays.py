@@ -27,6 +27,7 @@ class _Interrupted(NamedTuple):
     result: Any
     places: list[int]
     part: int
+    kept: list[Any]
 
 
 class ArrayCollectives:
@@ -119,7 +120,7 @@ class ArrayCollectives:
             raise MismatchError(
                 f"{begun.call[0]} timed out in {group}: call it again with the same array first"  # type: ignore[index]
             )
-        _, result, places, first = begun or _Interrupted(call, *results(), 0)
+        _, result, places, first, kept = begun or _Interrupted(call, *results(), 0, [])
         if made is None:
             made = self._made[group] = self._workspaces.begin_pairwise(group, limit)
         assert made.pairwise is not None
@@ -127,13 +128,14 @@ class ArrayCollectives:
         part = first
         try:
             bound = made.pairwise.bound(what, pairs)
+            kept += bound.apart(places)
             for execution, offset in bound.parts[first:]:
                 here = [each and each + offset for each in (*places, 0)]
                 left = max(0.0, deadline - time.monotonic())
-                execution.run_at((array, result), here, timeout=left)
+                execution.run_at((array, result, kept), here, timeout=left)
                 part += 1
         except (PgasTimeoutError, KeyboardInterrupt):
-            self._interrupted[group] = _Interrupted(call, result, places, part)
+            self._interrupted[group] = _Interrupted(call, result, places, part, kept)
             raise
         except MismatchError as error:
             raise MismatchError(f"{what}: {error}") from error

@@ -8,8 +8,11 @@ whatever the arrays are.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from ctypes import c_ubyte
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from pgasdl import _native
 from pgasdl.buffers import DTYPES
@@ -26,6 +29,7 @@ from pgasdl.segment import Segment
 MOST = 32
 # Bytes of a piece, and of those of all other ranks together, which stay in the caches.
 _LEAST, _ALL = 4 << 10, 512 << 10
+_DIRECT = 256 << 10
 _MOST_BOUND = 256
 _REBASED = ArrayAccess(_native.BufferAccess.REBASED)
 
@@ -35,10 +39,28 @@ class BoundPairs(NamedTuple):
 
     ``what`` : name of the collective, for messages
     ``parts`` : executions, and the bytes of each block that lie before theirs
+    ``blocks`` : the bytes of those that leave from where they lie, and of those that are taken
     """
 
     what: str
     parts: list[tuple[_native.Execution, int]]
+    blocks: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+    def apart(self, places: list[int]) -> list[Any]:
+        """Copy the blocks that leave from where they lie, if others are taken into them.
+
+        Replaces their addresses in ``places``: of the blocks given, then of those taken. Returns
+        what must live until the collective ends.
+        """
+        gives, takes = self.blocks
+        taken = [(at, at + n) for at, n in zip(places[len(gives) :], takes, strict=False) if n]
+        copies: list[Any] = []
+        for number, n in enumerate(gives if taken else ()):
+            at = places[number]
+            if n and any(at < end and begin < at + n for begin, end in taken):
+                copies.append(np.array((c_ubyte * n).from_address(at)))
+                places[number] = copies[-1].ctypes.data
+        return copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +80,8 @@ class Pairs:
     def bind(self, calls: PairwiseCalls) -> BoundPairs:
         """Return its executions."""
         group, blocks, item = calls.group, self.blocks, item_bytes(self.dtype)
-        piece = calls.piece(item)
+        direct = leaves_from_anywhere(group)
+        piece = calls.piece(item) * (2 if direct else 1)  # slots of one side, twice as long
         longest, part = blocks.longest, MOST * piece
         how = blocks.same, blocks.reduces, blocks.scale, self.reduction
         made: dict[Blocks, _native.Execution] = {}
@@ -66,13 +89,23 @@ class Pairs:
         for begin in range(0, longest, part):
             cut = _cut(blocks, begin, part) if longest > part else blocks
             if cut not in made:
-                plan = pairwise.build(group.rank, cut, piece=piece, most=MOST, mapped=group.mapped)
+                plan = pairwise.build(
+                    group.rank, cut, piece=piece, most=MOST, mapped=group.mapped, direct=direct
+                )
                 dtypes = dict.fromkeys(plan.buffers, self.dtype)
                 # Equal on all ranks; what they have for each other may differ.
                 signature = _words(self.what, self.dtype, cut.longest, *how)
                 made[cut] = calls.execution(plan, dtypes, signature, self.reduction)
             parts.append((made[cut], begin * item))
-        return BoundPairs(self.what, parts)
+        if not direct:
+            return BoundPairs(self.what, parts)
+        leave = [0 if peer == group.rank else n * item for peer, n in enumerate(blocks.sends)]
+        come = [n * item for n in blocks.receives]
+        if blocks.same:
+            leave, come[group.rank] = [max(leave)], 0  # its own is the same memory, or another
+        elif blocks.reduces:
+            come = [come[group.rank]]
+        return BoundPairs(self.what, parts, (tuple(leave), tuple(come)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +156,15 @@ def item_bytes(dtype: str) -> int:
     return 1 if dtype == "bytes" else DTYPES[dtype].itemsize
 
 
+def leaves_from_anywhere(group: Group) -> bool:
+    """Whether blocks are put from where they lie: the transport registers no memory."""
+    return not (group.mapped or group.members.registers)
+
+
 def _piece_bytes(group: Group) -> int:
     piece = _ALL // max(1, group.size - 1) // _LEAST * _LEAST
-    return min(piece_bytes(group.topology), max(_LEAST, piece))
+    most = max(piece_bytes(group.topology), _DIRECT if leaves_from_anywhere(group) else 0)
+    return min(most, max(_LEAST, piece))
 
 
 def inbox_bytes(group: Group) -> int:
@@ -179,9 +218,11 @@ class PairwiseCalls:
     ) -> _native.Execution:
         """Bind a part; each call names the places of all arrays but the last buffer, the inbox."""
         *arrays, inbox = plan.buffers
-        nbytes = max(plan.buffers[name] * item_bytes(dtypes[name]) for name in arrays)
-        anywhere = _native.local_memory(self.group.context, self._segment.address, nbytes)
-        places = {name: PlanBuffer(anywhere, 0, dtypes[name]) for name in arrays}
+        places = {}
+        for name in arrays:  # each is moved by itself
+            nbytes = plan.buffers[name] * item_bytes(dtypes[name])
+            here = _native.local_memory(self.group.context, self._segment.address, nbytes)
+            places[name] = PlanBuffer(here, 0, dtypes[name])
         places[inbox] = PlanBuffer(self._segment, self._inbox, dtypes[inbox])
         tags = Tags(self._numbers, 0, signature)
         array = ArrayPlan((plan,), (plan.count,), ((1,),))

@@ -23,8 +23,11 @@ def made(ctx: Any) -> PairwiseCalls:
 
 def parts(calls: PairwiseCalls, pairs: Pairs, places: list[int]) -> Iterator[tuple[Any, list[int]]]:
     """Executions, and where the arrays lie for each."""
-    for execution, offset in calls.bound(pairs, lambda: pairs).parts:
+    bound = calls.bound(pairs, lambda: pairs)
+    kept = bound.apart(places)
+    for execution, offset in bound.parts:
         yield execution, [*(place and place + offset for place in places), 0]
+    del kept
 
 
 def make(calls: PairwiseCalls, pairs: Pairs, places: list[int], owner: object) -> None:
@@ -50,6 +53,17 @@ def test_blocks_for_each_other(ctx: Any) -> None:
         make(calls, Pairs(f"any {n}", "bytes", blocks), places, (gives, takes))
         for sender, each in enumerate(takes):
             assert np.array_equal(each, drawn(sender, ctx.rank, len(each)))
+    calls.close()
+
+
+@contract(ranks=(2, 3))
+def test_blocks_are_taken_where_others_were_given(ctx: Any) -> None:
+    calls, ranks, n = made(ctx), range(ctx.size), LENGTHS[2]
+    array = np.stack([drawn(ctx.rank, r, n) for r in ranks])
+    places = [row.ctypes.data for _ in "12" for row in array]
+    lengths = (n,) * ctx.size
+    make(calls, Pairs("in place", "bytes", Blocks(lengths, lengths, n)), places, array)
+    assert all(np.array_equal(row, drawn(sender, ctx.rank, n)) for sender, row in enumerate(array))
     calls.close()
 
 

@@ -17,6 +17,7 @@ from pgasdl.plans.algorithms.pairwise import SLOTS, Blocks, build
 from pgasdl.plans.checker.happens_before import happens_before
 
 PIECE, MOST = 4, 7
+WAYS = ("mapped", "put", "direct")
 PATTERNS = (
     "broadcast",
     "all-gather",
@@ -35,7 +36,7 @@ class Case:
     pattern: str
     size: int
     n: int
-    mapped: bool
+    way: str  # "mapped", "put" from slots, or "direct"ly from where blocks lie
     seed: int = 0
 
     @cached_property
@@ -68,7 +69,8 @@ class Case:
         for rank, sends in enumerate(self.lengths):
             receives = tuple(row[rank] for row in self.lengths)
             blocks = Blocks(tuple(sends), receives, longest, self.same, self.reduces)
-            found.append(build(rank, blocks, piece=PIECE, most=MOST, mapped=self.mapped))
+            how = {"mapped": self.way == "mapped", "direct": self.way == "direct"}
+            found.append(build(rank, blocks, piece=PIECE, most=MOST, **how))
         return found
 
     def due(self, rank: int, number: int) -> list[Any]:
@@ -130,33 +132,33 @@ def run(plans: list[Plan], seed: int) -> dict[tuple[int, str], list[Any]]:
     return memory
 
 
-@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("size", full([3, 1, 2, 5, 8], quick=3))
-def test_it_is_right(size: int, pattern: str, mapped: bool) -> None:
+def test_it_is_right(size: int, pattern: str, way: str) -> None:
     for n in (1, PIECE, PIECE + 1, SLOTS * PIECE, MOST * PIECE):
         for seed in range(4):
-            case = Case(pattern, size, n, mapped, seed)
+            case = Case(pattern, size, n, way, seed)
             assert case.faults(case.plans()) == [], case
 
 
-@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", full(range(12), quick=4))
-def test_patterns_take_turns(seed: int, mapped: bool) -> None:
+def test_patterns_take_turns(seed: int, way: str) -> None:
     """On one inbox and one set of notifications, whatever comes next."""
     dice = random.Random(seed)
     lengths = (1, PIECE, 3 * PIECE + 1, MOST * PIECE)
     turns = [
-        Case(dice.choice(PATTERNS), 2 + seed % 4, dice.choice(lengths), mapped, dice.randrange(99))
+        Case(dice.choice(PATTERNS), 2 + seed % 4, dice.choice(lengths), way, dice.randrange(99))
         for _ in range(10)
     ]
     assert happens_before([case.plans() for case in turns], len(turns)) == []
 
 
-@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_no_step_can_be_deleted(pattern: str, mapped: bool) -> None:
-    case = Case(pattern, 3, (SLOTS + 1) * PIECE + 1, mapped, seed=1)
+def test_no_step_can_be_deleted(pattern: str, way: str) -> None:
+    case = Case(pattern, 3, (SLOTS + 1) * PIECE + 1, way, seed=1)
     plans = case.plans()
     assert case.faults(plans) == []
     assert [text for text, mutant in deletions(plans) if not case.faults(mutant)] == []

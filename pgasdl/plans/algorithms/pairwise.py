@@ -9,7 +9,8 @@ Paper
 Steps, on rank r of P, for the pieces k = 0..K-1 of all blocks
     1. Copy piece k of the block for each receiver into its slot k mod S, once the receiver's flag
        says that it took piece k - S; ``same``: one block is for all, and has one slot. Flag the
-       receivers; or, where nothing is mapped, Put it into their slots for r, and flag.
+       receivers; or, where nothing is mapped, Put it into their slots for r, and flag; ``direct``:
+       without the copy, from where the block lies.
     2. For each sender: wait for its flag of piece k - 1, copy that from the sender's slot (or from
        mine for it) into the result, and flag "taken".
        ``reduce``: wait for all, and reduce their pieces and mine, in the order of the ranks.
@@ -26,7 +27,8 @@ Notifications
 Which message proves a buffer free
     my slot                "taken" of all its receivers, before it is filled again or the plan ends
     receiver's slot for me the same
-    arrays                 nobody else touches them
+    arrays                 nobody else touches them; ``direct``: "taken" of what left from there,
+                           so no block may be taken into one that is given
     So executions of any blocks take turns on one inbox and one set of notifications.
 
 Example: P = 3, rank 0 broadcasts 10 elements in pieces of 8. Rank 0 runs
@@ -62,28 +64,31 @@ class Blocks:
     scale: float = 1.0  # the factor of the sum
 
 
-def build(rank: int, blocks: Blocks, *, piece: int, most: int, mapped: bool) -> Plan:
+def build(
+    rank: int, blocks: Blocks, *, piece: int, most: int, mapped: bool, direct: bool = False
+) -> Plan:
     """Return rank's plan; all ranks' blocks must match.
 
     ``piece`` : elements of a piece, and of a slot
     ``most`` : the most pieces of a block; ``blocks.longest`` has no more
     ``mapped`` : peers load from each other's inbox; else they put into it
+    ``direct`` : pieces are put from anywhere, not from slots alone
     """
     size = len(blocks.sends)
-    sides = Sides(rank, size, blocks, piece, most, mapped)
+    sides = Sides(rank, size, blocks, piece, most, mapped, direct=direct)
     gives = 1 if blocks.same else size
     takes = 1 if blocks.reduces else size
     names = [f"give{number}" for number in range(gives)]
     names += [f"take{number}" for number in range(takes)]
-    buffers = dict.fromkeys(names, blocks.longest) | {"inbox": inbox_pieces(size, mapped) * piece}
+    buffers = dict.fromkeys(names, blocks.longest) | {"inbox": sides.slots * piece}
     steps = tuple(sides.steps())
     flags = notifications(size, most)
     return Plan("pairwise", rank, size, blocks.longest, (steps,), buffers, flags, mapped=mapped)
 
 
-def inbox_pieces(size: int, mapped: bool) -> int:
-    """Return the pieces that the inbox has room for."""
-    return SLOTS * size * (1 if mapped else 2)
+def inbox_pieces(size: int, one_side: bool) -> int:
+    """Return the pieces in the inbox: where receivers load or senders need none, of one side."""
+    return SLOTS * size * (1 if one_side else 2)
 
 
 def notifications(size: int, most: int) -> int:
@@ -97,10 +102,19 @@ class Sides:
     inbox = "inbox"
 
     def __init__(
-        self, rank: int, size: int, blocks: Blocks, piece: int, most: int, mapped: bool
+        self,
+        rank: int,
+        size: int,
+        blocks: Blocks,
+        piece: int,
+        most: int,
+        mapped: bool,
+        *,
+        direct: bool = False,
     ) -> None:
         self.rank, self.size, self.blocks, self.piece = rank, size, blocks, piece
-        self.most, self.mapped = most, mapped
+        self.most, self.mapped, self.direct = most, mapped, direct
+        self.slots = inbox_pieces(size, mapped or direct)
         self.peers = peers_after(rank, size)
         self.pieces = -(-blocks.longest // piece)
 
@@ -121,7 +135,9 @@ class Sides:
         for number, peer in enumerate(self.receivers(k)):
             n = self.length(k, self.blocks.sends[peer])
             slot = self.slot(k, 0 if self.blocks.same else peer)
-            if number == 0 or not self.blocks.same:
+            if self.direct:
+                slot = Span("give0" if self.blocks.same else f"give{peer}", k * self.piece)
+            elif number == 0 or not self.blocks.same:
                 yield from self.load(k, peer, n, slot)
             here = k * self.size + self.rank
             yield Put(slot, 0 if self.mapped else n, peer, self.landing(k, self.rank), here)
@@ -179,7 +195,7 @@ class Sides:
 
     def landing(self, k: int, sender: int) -> Span:
         """Return where a sender puts its piece ``k``, if it puts any."""
-        first = 0 if self.mapped else self.size
+        first = 0 if self.mapped or self.direct else self.size
         return Span(self.inbox, ((first + sender) * SLOTS + k % SLOTS) * self.piece)
 
     def flag(self, peer: int, notification: int) -> Put:

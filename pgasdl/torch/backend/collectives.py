@@ -365,6 +365,7 @@ class Collectives:
         """
         calls = self._pairwise or self._begun(deadline)
         bound = calls.bound(key, pairs)
+        owner = owner, bound.apart(places)
         places.append(0)
         try:
             for execution, offset in bound.parts:
