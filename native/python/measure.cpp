@@ -111,6 +111,15 @@ void bind_measure(nb::module_& module) {
       "context"_a, "segment"_a, "bytes"_a, "target"_a, "batches"_a, "rounds"_a,
       "write_notify to notify_waitsome in the core, nanoseconds one way, per batch.");
   module.def(
+      "socket_pings",
+      [](const ContextHandle& context, int socket, std::uint64_t bytes, std::uint32_t batches,
+         std::uint32_t rounds) {
+        const WithoutGil release;
+        return socket_pings(context.context(), socket, bytes, batches, rounds);
+      },
+      "context"_a, "socket"_a, "bytes"_a, "batches"_a, "rounds"_a,
+      "The same over a bare socket of ranks 0 and 1, nanoseconds one way, per batch.");
+  module.def(
       "streamed_writes",
       [](const ContextHandle& context, const SegmentHandle& segment, std::uint64_t bytes,
          std::uint64_t target, std::uint32_t count) {

@@ -187,6 +187,14 @@ def test_write_notify() -> None:
     ]
 
 
+def test_write_notify_beside_a_socket() -> None:
+    done = bench("write_notify", "--transport", "tcp", "--sizes", "8,2M", "--json", *FAST)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["bytes"] for row in rows] == [8, 8, 2 << 20, 2 << 20]
+    assert all(row["us"] > 0 and row["floor_us"] > 0 for row in rows)
+
+
 def test_allreduce() -> None:
     done = bench("allreduce", "--sizes", "8,100K,1M", "--json", *FAST)
     assert done.returncode == 0, done.stderr

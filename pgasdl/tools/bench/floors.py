@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 from collections.abc import Sequence
 
@@ -83,6 +84,37 @@ class Floors:
 
         large = sum(counts) >= 1 << 16
         return [contender(False)] + ([contender(True)] if large else [])
+
+
+class SocketFloor:
+    """Measures pings over a bare socket between ranks 0 and 1; every member is collective."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._socket = context, None
+        listener = socket.create_server(("127.0.0.1", 0)) if context.rank == 0 else None
+        port = listener.getsockname()[1] if listener else 0
+        ports = context.world.allgather("bench", str(port).encode(), 60.0)
+        if listener:
+            self._socket, _ = listener.accept()
+            listener.close()
+        elif context.rank == 1:
+            self._socket = socket.create_connection(("127.0.0.1", int(ports[0])))
+        if self._socket:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def puts(self, nbytes: int) -> list[Contender]:
+        """Make the contender: the same bytes, and the same waiting."""
+        rounds = rounds_of(nbytes)
+
+        def measure(calls: int) -> Sequence[float]:
+            self._context.barrier()
+            if self._socket is None:
+                return []
+            number = self._socket.fileno()
+            times = _native.socket_pings(self._context, number, nbytes, calls, rounds)
+            return [ns / 1e3 for ns in times]
+
+        return [Contender("socket", measure)]
 
 
 def placement(line_ns: float, oversubscribed: bool) -> str:

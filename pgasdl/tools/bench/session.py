@@ -72,7 +72,8 @@ class Session:
     def say_placement(self) -> None:
         """Probe the placement, and print it with the latency of a cache line."""
         where = self.probe()
-        self.say(f"placement  {where}: a cache line takes {self.lines[-1]:.0f} ns one way")
+        if self.lines:
+            self.say(f"placement  {where}: a cache line takes {self.lines[-1]:.0f} ns one way")
 
     def take_turns(
         self,

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pgasdl
 from pgasdl.context import Context
 from pgasdl.errors import PgasError, PlanError, UnavailableError
 from pgasdl.models import layers
 from pgasdl.tools.bench import plans
+from pgasdl.tools.bench.floors import SocketFloor
 from pgasdl.tools.bench.ours import Ours
 from pgasdl.tools.bench.output import Output, Report, ratio, short
 from pgasdl.tools.bench.request import Request
@@ -55,9 +56,10 @@ class _Bench:
             seconds=request.seconds,
             payload=self._payload(),
         )
-        if self.session.floors is None:
+        sockets = request.op == "write_notify" and request.transport == "tcp"
+        if self.session.floors is None and not sockets:
             raise UnavailableError("the floor is measured in memory that all ranks map")
-        self.floors = self.session.floors
+        self.floors: Any = self.session.floors or SocketFloor(context)
         self.ours = Ours(self.session, request.plan)
         self.table = Report(output, _COLUMNS)
         self.transport = context.transport_of((context.rank + 1) % context.size)
@@ -121,12 +123,13 @@ class _Bench:
         """Measure ours and the floors in turns; add a row for each case."""
         session = self.session
         session.probe()
-        before = session.lines[-1]
+        lines = session.lines or [0.0]
+        before = lines[-1]
         contenders = {id(one): one for case in cases for one in (case.ours, *case.floor)}
         session.take_turns(list(contenders.values()), probe=session.probe)
         for case in cases if self.context.rank == 0 else ():
             where = usual([case.ours, *case.floor])
-            self._row(case, nbytes, where, [before / 1e3, session.lines[-1] / 1e3])
+            self._row(case, nbytes, where, [before / 1e3, lines[-1] / 1e3])
 
     def _row(self, case: _Case, nbytes: int, where: str, line_us: list[float]) -> None:
         """Add a row of figures in one placement, in microseconds."""
