@@ -5,12 +5,12 @@
 // The descriptor stays open until retire(), so that no thread uses another one's.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "transport/tcp/socket.hpp"
 #include "transport/tcp/wire.hpp"
@@ -89,7 +89,7 @@ class TcpStream {
   std::shared_ptr<const void> keep_;  // owns that
   std::uint64_t missing_ = 0;         // bytes of frame_
   std::size_t n_staged_ = 0;
-  std::array<std::byte, 8192> staged_;  // arrived and not taken
+  std::vector<std::byte> staged_;  // arrived and not taken; none once retired
 };
 
 }  // namespace pgasdl

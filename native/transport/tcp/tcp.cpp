@@ -22,6 +22,7 @@ constexpr int kEventsPerCall = 32;
 // whether they still do, which so many polls in that time show.
 constexpr auto kLook = std::chrono::microseconds(500);
 constexpr std::uint32_t kPolls = 8;
+constexpr std::uint32_t kLatest = 4;  // polls, of which one looks at all connections
 // After a peer has closed a connection, what it sent by others has this long to arrive.
 constexpr auto kClosing = std::chrono::milliseconds(50);
 constexpr auto kReconnect = std::chrono::milliseconds(100);
@@ -308,9 +309,12 @@ void TcpTransport::forget(Rank peer) {
   }
 }
 
+// Most often the next bytes come where the latest came: to look there takes half as long.
 void TcpTransport::progress() {
-  n_polls_.fetch_add(1, std::memory_order_relaxed);
-  advance();
+  const std::uint32_t polls = n_polls_.fetch_add(1, std::memory_order_relaxed);
+  TcpStream* const latest = latest_.load(std::memory_order_acquire);
+  if (latest == nullptr || polls % kLatest == 0) return advance();
+  latest->receive();
 }
 
 void TcpTransport::advance() {
@@ -326,7 +330,9 @@ void TcpTransport::take_events() {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
     auto& stream = *static_cast<TcpStream*>(event.data.ptr);
     if ((event.events & EPOLLOUT) != 0) stream.flush();
-    if ((event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) stream.receive();
+    if ((event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) == 0) continue;
+    latest_.store(&stream, std::memory_order_release);
+    stream.receive();
   }
 }
 

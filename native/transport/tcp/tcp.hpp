@@ -99,7 +99,8 @@ class TcpTransport final : public Transport {
   TcpMeeting meeting_;  // the thread's alone, once it runs
   const std::string described_ = text("TCP at ", tcp_place(&meeting_.listener(), options_));
   std::atomic<std::uint32_t> n_polls_{0};
-  std::atomic<int> n_polling_{0};  // threads that use events_
+  std::atomic<int> n_polling_{0};            // threads that use events_
+  std::atomic<TcpStream*> latest_{nullptr};  // something arrived there
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> stopping_{false};
 
