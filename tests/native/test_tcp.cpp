@@ -1,7 +1,13 @@
 // Transport tcp, over this machine's own addresses.
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstdio>
 
+#include "check.hpp"
 #include "transport/tcp/tcp.hpp"
 #include "unmapped.hpp"
 
@@ -20,9 +26,48 @@ Settings over_tcp() {
   return settings;
 }
 
+// An ended connection stays until the context goes: not with room for what arrives.
+static_assert(sizeof(TcpRequests) < 1024 && sizeof(TcpAnswers) < 1024);
+
+// A listener whose guest gets no descriptor is left alone for a while, and takes the guest then.
+void no_descriptor_is_free() {
+  const std::string token = "sixteen bytes...";
+  TcpOptions options;
+  TcpMeeting host(1, 2, token, options), guest(0, 2, token, options);
+  const std::vector<sockaddr_in6> addresses =
+      tcp_addresses(1, tcp_endpoint(host.listener(), options));
+  int hosted = 0, made = 0;
+  const auto advance = [](TcpMeeting& meeting, int& n) {
+    meeting.advance(
+        [&](TcpMeeting::Established) { ++n; },
+        [](Rank, QueueId, const std::string& why) { CHECK_NOTE(false, "%s", why.c_str()); });
+  };
+  const auto readable = [&] {
+    pollfd watched{host.descriptor(), POLLIN, 0};
+    return poll(&watched, 1, 0) == 1;
+  };
+  guest.connect(1, 0, addresses);
+  while (!readable()) advance(guest, made);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(dup(0));  // the lowest that is free
+  close(static_cast<int>(none.rlim_cur));
+  setrlimit(RLIMIT_NOFILE, &none);
+  advance(host, hosted);
+  CHECK(!readable());
+  CHECK(host.next() != Clock::time_point::max());
+  setrlimit(RLIMIT_NOFILE, &before);
+  while (hosted == 0 || made == 0) {
+    advance(host, hosted);
+    advance(guest, made);
+  }
+}
+
 }  // namespace
 
 int main() {
+  no_descriptor_is_free();
   flag_is_last(over_tcp(), 3, 512, 40);
   flag_is_last(over_tcp(), 2, 20000, 10);
   lists_and_reads(over_tcp(), 40);

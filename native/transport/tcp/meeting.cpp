@@ -68,7 +68,7 @@ void TcpMeeting::connect(Rank peer, QueueId queue, std::span<const sockaddr_in6>
 }
 
 Clock::time_point TcpMeeting::next() const {
-  auto next = Clock::time_point::max();
+  auto next = listens_again_;
   for (const Guest& guest : guests_) next = std::min(next, guest.until);
   return next;
 }
@@ -85,8 +85,9 @@ void TcpMeeting::advance(const std::function<void(Established)>& established,
       step(*guest, established);
     }
   }
-  if (guests_.empty()) return;
+  if (next() == Clock::time_point::max()) return;
   const auto now = Clock::now();
+  if (listens_again_ <= now) listen_again(Clock::time_point::max());
   for (Guest& guest : guests_) {
     if (guest.step == Step::kOver || guest.until > now) continue;
     if (!guest.mine) {
@@ -118,7 +119,10 @@ void TcpMeeting::close() {
 void TcpMeeting::accept() {
   for (int taken = 0; taken < kPerCall; ++taken) {
     TcpSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;  // none left, or no descriptor: later
+    if (!socket) {
+      const bool none_left = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
+      return none_left ? void() : listen_again(Clock::now() + kPause);
+    }
     if (n_strangers_ >= kMostStrangers) {
       const auto oldest = std::ranges::find_if(guests_, [](const Guest& guest) {
         return guest.step == Step::kGreeting || guest.step == Step::kProof;
@@ -134,6 +138,14 @@ void TcpMeeting::accept() {
       guest.step = Step::kOver;
     }
   }
+}
+
+// max(): from now on. A listener without a descriptor for its guest stays readable.
+void TcpMeeting::listen_again(Clock::time_point at) {
+  listens_again_ = at;
+  const bool now = at == Clock::time_point::max();
+  epoll_event event{.events = now ? EPOLLIN : 0u, .data = {.ptr = nullptr}};
+  (void)epoll_ctl(events_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
 }
 
 // The next address, or after the last one all again, after a pause.

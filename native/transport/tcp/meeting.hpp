@@ -55,6 +55,7 @@ class TcpMeeting {
     std::size_t n_arrived = 0;
   };
   void accept();
+  void listen_again(Clock::time_point at);
   void try_next(Guest& guest, std::string why);
   void step(Guest& guest, const std::function<void(Established)>& established);
   void take_greeting(Guest& guest);
@@ -71,6 +72,7 @@ class TcpMeeting {
   UniqueFd events_;
   TcpSocket listener_;
   std::list<Guest> guests_;
+  Clock::time_point listens_again_ = Clock::time_point::max();  // no descriptor was free
   std::size_t n_strangers_ = 0;  // guests that connected and have proved nothing yet
 };
 

@@ -260,10 +260,7 @@ TcpSocket tcp_connect(const sockaddr_in6& address) {
   sockaddr_storage out{};
   const socklen_t length = plain(address, out);
   TcpSocket made(socket(out.ss_family, kType, 0));
-  if (!made) {
-    if (errno == EAFNOSUPPORT) return {};
-    throw_system("a TCP socket", errno);
-  }
+  if (!made) return {};
   if (connect(made.get(), reinterpret_cast<const sockaddr*>(&out), length) != 0 &&
       errno != EINPROGRESS) {
     return {};

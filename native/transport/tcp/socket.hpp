@@ -46,7 +46,7 @@ std::string tcp_place(const TcpSocket* listener, const TcpOptions& options);
 // The addresses of a peer's endpoint, those first that this machine reaches without a router.
 std::vector<sockaddr_in6> tcp_addresses(Rank peer, const std::string& endpoint);
 
-// Begins to connect. An empty socket: refused at once.
+// Begins to connect. An empty socket: refused at once, or there is no descriptor; see errno.
 TcpSocket tcp_connect(const sockaddr_in6& address);
 
 std::string tcp_text(const sockaddr_in6& address);
