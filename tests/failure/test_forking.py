@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support import forking
+from support import forking, starting
 from support.forking import HungError, Zygote
 from support.leftovers import gone
 
@@ -38,3 +41,19 @@ def test_a_rank_that_fails(zygote: Zygote, tmp_path: Path, fault: str) -> None:
     assert pids and gone(pids)
     (tmp_path / "sound.py").write_text("print('sound')")
     assert forking.run(zygote, 1, tmp_path / "sound.py", timeout=100) == "[0] sound\n"
+
+
+def test_a_late_command_is_ended_with_what_it_started_in_groups_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """As torchrun starts its ranks."""
+    pid = tmp_path / "pid"
+    program = (
+        "import subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(1000)"
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        starting.finished([sys.executable, "-c", program], env=dict(os.environ), timeout=2)
+    assert gone([int(pid.read_text())])

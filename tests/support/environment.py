@@ -31,11 +31,12 @@ def environment(*folders: Path, **variables: str) -> dict[str, str]:
 
     Parameters
     ----------
-    folders : where Python looks for modules, after the folder of the package under test
+    folders : where Python looks for modules, after this process's PYTHONPATH (a lane's PyTorch) and
+        the folder of the package under test
     variables : to be set; they override all the rest
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     kept.pop("OMP_NUM_THREADS", None)  # torchrun sets it
-    paths = [str(INSTALLED), *map(str, folders), kept.get("PYTHONPATH", "")]
+    paths = [kept.get("PYTHONPATH", ""), str(INSTALLED), *map(str, folders)]
     ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": _folder()}
     return kept | _PATIENT | ours | variables

@@ -13,9 +13,14 @@ _GRACE = 10.0  # seconds to end after SIGTERM
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group that a process leads, if there is one."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    """Kill the group that a process leads, and those of its children, as torchrun makes them."""
+    children: list[str] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            children += (thread / "children").read_text().split()
+    for leader in (pid, *map(int, children)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 def finished(

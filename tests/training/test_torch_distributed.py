@@ -21,7 +21,7 @@ from support.launcher import torchrun
 from support.patience import PATIENCE
 from tiers import full
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 # Those of PyTorch's own tests that cannot pass here, nor over gloo, and why.
 NOT_HERE = {
@@ -93,6 +93,14 @@ def test_pytorchs_own_tests(part: str, tmp_path: Path) -> None:
 
 
 WAYS = {"ddp": 1, "compiled": 5, "fsdp resumed mesh": 3}
+
+
+@pytest.mark.full
+def test_ranks_have_the_pytorch_of_this_process() -> None:
+    """Also where a lane tests another one than that beside pgasdl."""
+    command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+    told = starting.succeeded(command, env=environment(jobs.HERE), timeout=100)
+    assert told.strip() == torch.__version__
 
 
 @pytest.mark.parametrize("ways", full(WAYS))
