@@ -1,7 +1,6 @@
 """A plan of one's own: registered from outside the package, checked, simulated, chosen, and run.
 
-"flat": everybody sends everything to everybody and adds up all of it. One latency, where GDRAA
-takes two, for P - 1 times the bytes: for layers of a few elements.
+"flat": everybody sends everything to everybody and adds it up. One latency, where GDRAA takes two.
 
     pgasdl run -n 3 apps/own_plan.py
     pgasdl tune -n 3 --plan-modules apps/own_plan.py            also bench plans, sim
@@ -19,8 +18,7 @@ from pgasdl.plans.check import assert_ok, check
 
 
 def flat(rank, size, count, *, kind="average", wire=False, phase=0):
-    """The steps of one rank. Nothing says that a slot was read, so phases take turns on two sets:
-    a rank that has my flag of the next execution knows that I am done with the last."""
+    """The steps of one rank. Nothing says that a slot was read: phases take turns on two sets."""
     peers = [(rank + step) % size for step in range(1, size)]
     everything, mine = Span("data", 0), 2 * rank + phase
     steps = [Put(everything, count, peer, Span("inbox", mine * count), mine) for peer in peers]
@@ -38,9 +36,7 @@ register(PlanSpec("flat", flat, "all to all: 1 latency", ("average", "sum"), wir
 
 
 def main() -> None:
-    """Prove, simulate, run."""
-    raw = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for size in range(1, 9):
         assert_ok("flat", size, 10)
     wrong = check([flat(rank, 3, 10) for rank in range(3)])  # with one phase only

@@ -27,6 +27,9 @@ class Native(types.ModuleType):
     def transports(self) -> dict[str, str]:
         return {"verbs": "left out"}
 
+    def tcp_place(self, interface: str) -> str:
+        return ""
+
     def cuda_missing(self) -> str:
         return self._missing
 
