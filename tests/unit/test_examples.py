@@ -116,6 +116,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.full
 def test_every_program_has_help() -> None:
     require_modules("torch", "PIL")
     assert len(PROGRAMS) == 20

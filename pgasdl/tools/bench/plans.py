@@ -102,9 +102,10 @@ class PlanBench:
         choices = choices_here(context, operation.kind)
         rows: list[dict[str, Any]] = []
         for nbytes in request.sizes:
-            predicted = predict_all(context, calibration, choices, nbytes, operation.kind)
-            measured = measure_all(self.session, choices, nbytes, operation)
             chosen = policy.find(operation.name, nbytes)
+            here = list(dict.fromkeys([*choices, *filter(None, [chosen])]))  # with its own options
+            predicted = predict_all(context, calibration, here, nbytes, operation.kind)
+            measured = measure_all(self.session, here, nbytes, operation)
             transport = "+".join(sorted(set(context.topology.routes.names)))
             rows += [
                 {
