@@ -10,7 +10,7 @@ from pgasdl.matrix.homes import Homes, find_homes
 from pgasdl.matrix.layout import Layout
 from pgasdl.matrix.moves import Pieces, pieces_between
 from pgasdl.matrix.serving import Numbered, served
-from pgasdl.matrix.space import Space
+from pgasdl.matrix.space import Space, require_converted
 
 
 class RemapHandle(Numbered):
@@ -21,6 +21,7 @@ class RemapHandle(Numbered):
         self._array, self._version, self._what = array, array.version, what
         self._result: Any = result
         self._thread: Thread | None = None
+        self._error: Exception | None = None  # of the thread
         self._moving, self._taken = False, False
 
     def begin(self, seconds: float) -> None:
@@ -74,8 +75,11 @@ class RemapHandle(Numbered):
         return self._result
 
     def _copy(self, homes: Homes, pieces: Pieces) -> None:
-        with self.space.during("move"):
-            homes.fetch(pieces, self._result.flat)
+        try:
+            with self.space.during("move"):
+                homes.fetch(pieces, self._result.flat)
+        except Exception as error:
+            self._error = error
 
     def _arrive(self, seconds: float) -> None:
         if self._thread is None:
@@ -84,6 +88,8 @@ class RemapHandle(Numbered):
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise PgasTimeoutError(f"the {self._what} takes longer than {seconds:g} s")
+        if self._error is not None:
+            raise self._error
 
     def _require_same(self) -> None:
         if self._array.version != self._version:
@@ -93,6 +99,7 @@ class RemapHandle(Numbered):
 def begin_remap(array: Any, wanted: Layout, dtype: Any) -> RemapHandle:
     """Begin to remap an array. Collective."""
     space: Space = array.space
+    require_converted(array.dtype, dtype)
     what = f"remap of {array.identity} to {wanted.identity}, {dtype}, meanwhile"
     with space.steps(what) as steps:
         result = type(array)(space, wanted, dtype, numbered=False)

@@ -115,11 +115,7 @@ class Space:
         converted: PlanError.
         """
         source, given = array.layout, array.flat
-        if given.dtype != taken.dtype and {given.dtype.kind, taken.dtype.kind} & {"i", "b"}:
-            raise PlanError(  # on all ranks, not on those alone that have something to convert
-                f"{given.dtype} to {taken.dtype}: integers and bool are not converted on the way;"
-                " use astype() first"
-            )
+        require_converted(given.dtype, taken.dtype)
         if self.told is not None:
             self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
             return
@@ -234,6 +230,15 @@ class Space:
             self.context.queue_delete(self.queue)
         if self.group.mapped or not broken:
             self._segment.close()
+
+
+def require_converted(given: np.dtype[Any], taken: np.dtype[Any]) -> None:
+    """Raise PlanError, on all ranks, for dtypes that are not converted on the way."""
+    if given != taken and {given.kind, taken.kind} & {"i", "b"}:
+        raise PlanError(
+            f"{given} to {taken}: integers and bool are not converted on the way;"
+            " use astype() first"
+        )
 
 
 @served

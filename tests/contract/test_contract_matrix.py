@@ -16,7 +16,7 @@ import pgasdl
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES, memory_of
 from pgasdl.checkpoint import Checkpoints
-from pgasdl.errors import BufferRefusedError, LayoutError, MismatchError
+from pgasdl.errors import BufferRefusedError, LayoutError, MismatchError, PlanError
 
 FLOATS = ("float32", "float64")
 
@@ -268,6 +268,8 @@ def test_a_remap_goes_on_while_ranks_compute(ctx: Any) -> None:
         a.remap_async("columns")  # nobody waits for it
     with pytest.raises(LayoutError, match="triangle"):
         a.remap_async("triangle")
+    with pytest.raises(PlanError, match="integers"):
+        pm.zeros(ctx, (4, 4), dtype="int32").remap_async("columns", "float32")
     ranks = pm.serve(ctx, lambda ctx: (pm.zeros(ctx, (6, 6)) + 1).remap_async("grid").wait().sum())
     assert ranks == (36 if ctx.rank == 0 else None)
 
