@@ -62,6 +62,7 @@ class Operand:
             if kept is not None and in_pool(space.group, kept.flat):
                 self.windows = kept
                 return
+            space.kept.drop(self.array)  # the pool has no room for it
         self.buffers = [space.empty(longest, dtype) for _ in range(2 if longest else 0)]
 
     def window(self, rows: Range, columns: Range, number: int) -> Array:
