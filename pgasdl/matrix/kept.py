@@ -102,8 +102,7 @@ def _joined(one: Extent, other: Extent) -> Extent | None:
     """Return two extents as one, if they are neighbours along a whole edge."""
     for axis in (0, 1):
         first, second = sorted((one, other), key=lambda each: each[axis])
-        across = 1 - axis
-        alike = first[across::2] == second[across::2]
+        alike = first[1 - axis :: 2] == second[1 - axis :: 2]
         if alike and first[axis] + first[axis + 2] == second[axis]:
             joined = list(first)
             joined[axis + 2] += second[axis + 2]
