@@ -103,11 +103,14 @@ void cause(const Settings& settings) {
   constexpr Rank kMany = 20;
   constexpr Rank kLost = 13;
   constexpr Rank kLeaves = 2;
+  std::atomic<int> begun{0};
   std::atomic<int> sure{0};
   const auto thrown = outcomes(kMany, settings, [&](Local& local) {
     Liveness& liveness = local.context.liveness();
     local.barrier();
+    begun.fetch_add(1);
     if (local.rank() == kLeaves) {
+      until([&] { return begun.load() == kMany; });  // no rank is still in the barrier
       until([&] { return sure.load() == 1; });
       liveness.report(kLost, Health::kDied);
       liveness.raise_alarm("a test");
@@ -134,10 +137,13 @@ void long_after(const Settings& settings) {
   constexpr Rank kMany = 16;
   constexpr Rank kFails = 11;
   constexpr Rank kLeaves = 3;
+  std::atomic<int> begun{0};
   std::atomic<int> sure{0};
   (void)outcomes(kMany, settings, [&](Local& local) {
     Liveness& liveness = local.context.liveness();
     local.barrier();
+    begun.fetch_add(1);
+    until([&] { return begun.load() == kMany; });  // no rank is still in the barrier
     if (local.rank() == kFails) throw std::runtime_error("it fails on purpose");
     if (local.rank() == kLeaves) return;
     const auto gone = [&](Rank rank) { return liveness.health(rank) != Health::kHealthy; };
