@@ -74,9 +74,10 @@ class StartedJob:
 
         The ranks notice losses themselves: a loss that led to this error is no reason for them.
         """
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, PeerLostError):
-            cause = cause.__cause__ or cause.__context__
+        chain = [error]
+        while (why := chain[-1].__cause__ or chain[-1].__context__) and why not in chain:
+            chain.append(why)
+        cause = next((each for each in chain if isinstance(each, PeerLostError)), None)
         shown = cause or error
         line = f"{type(shown).__name__}: {shown}".splitlines()[0].encode(errors="replace")
         if cause is None:

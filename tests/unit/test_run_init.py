@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from foreign_launchers import ALLOWED, tool
@@ -15,6 +16,7 @@ from support.requiring import lacking
 from support.starting import finished
 
 import pgasdl
+from pgasdl import loopback
 
 pytest.importorskip("pgasdl._native")
 
@@ -208,3 +210,13 @@ def test_a_user_whom_the_namespace_does_not_know_hands_out_no_secret(program: Pa
     result = finished([*unmapped, sys.executable, "-c", code], env=environment(**place), timeout=60)
     assert result.returncode == 1
     assert "stands for all users whom this user namespace does not know" in result.stderr
+
+
+def test_an_error_whose_causes_go_round_ends_its_rank() -> None:
+    def program(ctx: Any) -> None:
+        first, second = ValueError("first"), ValueError("second")
+        second.__cause__ = first
+        raise first from second
+
+    with pytest.raises(ValueError, match="first"):
+        loopback.run(1, program)
