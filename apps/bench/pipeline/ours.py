@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import pgasdl
+from bench.pipeline.waiting import NoExchange
 from bench.timeline import Recorder
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.owner import Block
@@ -90,10 +91,8 @@ def _copied(block: Block) -> None:
     block.weights[:1] = block.gradient[:1]
 
 
-class Packed:
+class Packed(NoExchange):
     """swCaffe: all layers' gradients in one buffer, all-reduced after the backward pass."""
-
-    sums = False
 
     def __init__(
         self, ctx: pgasdl.Context, names: Sequence[str], counts: Sequence[int], plan: str
@@ -104,21 +103,12 @@ class Packed:
         self.gradients = _views(self._exchange, counts, False)
         self._barrier, self.plan = ctx.barrier, self._exchange.plan
 
-    def ready(self, layer: int) -> None:
-        pass
-
     def backward_done(self) -> None:
         self._exchange.ready(0)
         self._exchange.wait(0)
         if self.recorder.on:
             timing = self._exchange.timing(0)
             self.recorder.add("exchange", "all", timing.began, timing.ended)
-
-    def take(self, layer: int) -> None:
-        pass
-
-    def drain(self) -> None:
-        pass
 
     def result(self, layer: int) -> float:
         return float(self.gradients[layer][0])
