@@ -15,6 +15,7 @@ from pgasdl.tools.bench.turns import Contender, Ranks
 
 NEAR_NS = 100.0
 _BATCHES, _ROUNDS = 9, 50
+_MEETING = 60.0  # seconds for two ranks to connect
 
 
 class Floors:
@@ -93,12 +94,13 @@ class SocketFloor:
         self._context, self._socket = context, None
         listener = socket.create_server(("127.0.0.1", 0)) if context.rank == 0 else None
         port = listener.getsockname()[1] if listener else 0
-        ports = context.world.allgather("bench", str(port).encode(), 60.0)
+        ports = context.world.allgather("bench", str(port).encode(), _MEETING)
         if listener:
+            listener.settimeout(_MEETING)
             self._socket, _ = listener.accept()
             listener.close()
         elif context.rank == 1:
-            self._socket = socket.create_connection(("127.0.0.1", int(ports[0])))
+            self._socket = socket.create_connection(("127.0.0.1", int(ports[0])), _MEETING)
         if self._socket:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
