@@ -325,7 +325,19 @@ void Executor::gather_calls(Execution& execution) {
     const BoundPlan::Step& step = at.steps[at.at];
     calls_.push_back({&execution, execution.number_, lane, step.hook, step.offset, step.count});
   }
-  n_calls_.store(calls_.size(), std::memory_order_release);
+  note_calls();
+}
+
+bool Executor::waits(const Call& call) const {
+  return call.after != nullptr && std::any_of(live_.begin(), live_.end(), [&](const auto* one) {
+           return one == call.after && one->number_ == call.after_number;
+         });
+}
+
+void Executor::note_calls() {
+  const auto waiting =
+      std::count_if(calls_.begin(), calls_.end(), [this](const Call& call) { return waits(call); });
+  n_calls_.store(calls_.size() - static_cast<std::size_t>(waiting), std::memory_order_release);
 }
 
 bool Executor::progress() {
@@ -358,6 +370,7 @@ bool Executor::progress() {
     }
   }
   note_live();
+  if (!calls_.empty()) note_calls();
   // Another thread of this rank may sleep until this very event, which no peer's flag reports.
   WakeWord* wake_word = context_.liveness().wake_word();
   if (news && wake_word != nullptr) wake_word->wake();
@@ -428,19 +441,23 @@ std::string Executor::missing(const Execution& execution) {
 bool Executor::take_call(Call& call) {
   if (!calls_wait()) return false;
   const std::lock_guard lock(mutex_);
-  if (calls_.empty()) return false;
-  call = std::move(calls_.front());
-  calls_.erase(calls_.begin());
-  n_calls_.store(calls_.size(), std::memory_order_release);
+  const auto next = std::find_if_not(calls_.begin(), calls_.end(),
+                                     [this](const Call& each) { return waits(each); });
+  if (next == calls_.end()) return false;
+  call = std::move(*next);
+  calls_.erase(next);
+  note_calls();
   return true;
 }
 
-void Executor::put_back(const Call& call) {
+void Executor::put_back(Call call, const Execution* after) {
   const std::lock_guard lock(mutex_);
   const auto asked = std::find(live_.begin(), live_.end(), call.execution);
   if (asked == live_.end() || (*asked)->number_ != call.number) return;
-  calls_.insert(calls_.begin(), call);
-  n_calls_.store(calls_.size(), std::memory_order_release);
+  call.after = after;
+  call.after_number = after != nullptr ? after->number_ : 0;
+  calls_.insert(calls_.begin(), std::move(call));
+  note_calls();
 }
 
 void Executor::answer(const Call& call, const StreamOrder* after) {
@@ -466,7 +483,7 @@ void Executor::remove(const Execution& execution) {
   std::erase(released_, &execution);
   std::erase_if(calls_, [&](const Call& call) { return call.execution == &execution; });
   note_live();
-  n_calls_.store(calls_.size(), std::memory_order_release);
+  note_calls();
 }
 
 // Waits until no stream makes any part of it and no other thread has it. The lock is free in

@@ -57,10 +57,12 @@ class Executor {
     std::string hook;
     std::uint64_t offset;
     std::uint64_t count;
+    const Execution* after = nullptr;  // it waits until this one is over
+    std::uint64_t after_number = 0;
   };
   bool take_call(Call& call);
-  // The work was not done: the next take_call() gets the call again.
-  void put_back(const Call& call);
+  // The work was not done: take_call() gets the call again, once `after` is over.
+  void put_back(Call call, const Execution* after = nullptr);
   bool calls_wait() const { return n_calls_.load(std::memory_order_acquire) != 0; }
   // `after`: the plan works on a GPU, and this stream has yet to do the work.
   void answer(const Call& call, const StreamOrder* after = nullptr);
@@ -86,6 +88,8 @@ class Executor {
   static Error error_of(const Execution& execution, ErrorKind kind, const char* why);
   std::uint32_t reason(const Execution& execution) const;
   void note_live();
+  bool waits(const Call& call) const;
+  void note_calls();
   bool stream_makes(const Execution* execution);
   void give_up(Execution& execution, std::exception_ptr fault, Lock& lock);
   void release_again();
@@ -105,8 +109,8 @@ class Executor {
   // Given up while a stream still makes them. A place is reserved for each live one.
   std::vector<Execution*> released_;
   std::vector<Call> calls_;
-  std::atomic<std::size_t> n_calls_{0};
-  std::atomic<std::size_t> n_live_{0};  // includes released ones
+  std::atomic<std::size_t> n_calls_{0};  // those that wait for nothing but the program
+  std::atomic<std::size_t> n_live_{0};   // includes released ones
   std::thread thread_;
   std::mutex idle_mutex_;
   std::condition_variable idle_;

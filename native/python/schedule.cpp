@@ -152,6 +152,13 @@ void bind_schedule(nb::module_& module) {
           },
           "call"_a, "-1: none of these.")
       .def(
+          "postpone",
+          [](const ScheduleHandle& self, const Executor::Call& call, std::size_t layer) {
+            const auto number = static_cast<std::int64_t>(layer);
+            self.runtime->executor.put_back(call, self.schedule->awaited(number).get());
+          },
+          "call"_a, "layer"_a, "take_call() returns it again once the layer's exchange is over.")
+      .def(
           "end",
           [](const ScheduleHandle& self, const std::string& why) { self.schedule->end(why); },
           "why"_a, "From now on ready and wait raise ClosedError.")

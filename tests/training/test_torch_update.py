@@ -212,12 +212,11 @@ def test_an_update_that_is_due_in_a_capture_is_kept(monkeypatch: pytest.MonkeyPa
     kind = Update.__new__(Update)
     monkeypatch.setattr(kind, "exchange", Exchange(), raising=False)
     monkeypatch.setattr(kind, "_held", deque(), raising=False)
-    monkeypatch.setattr(kind, "_answering", False, raising=False)
-    monkeypatch.setattr(kind, "_patience", None, raising=False)
-    monkeypatch.setattr(kind, "_due", lambda bucket, timeout: True)
+    monkeypatch.setattr(kind, "_members", {3: []}, raising=False)
+    monkeypatch.setattr(kind, "_leaving_out", True, raising=False)
     call: Any = object()
     with pytest.raises(UnavailableError, match="captured"):
-        kind._hold(3, call)
+        kind._take_call(3, call)
     assert not answered
     kind.stepped()
     assert answered == [(3, call)]

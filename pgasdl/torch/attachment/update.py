@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from pgasdl import _native
 from pgasdl.context import Context
-from pgasdl.errors import ConfigError, PgasTimeoutError, PlanError
+from pgasdl.errors import ConfigError, PgasTimeoutError, PlanError, UnavailableError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.kinds import Kind
@@ -49,12 +49,11 @@ class Update(Kind):
             raise ConfigError('kind="update" takes no candidates: owners keep their blocks')
         self.layers, self._optimizer, self._group = layers, optimizer, group
         self._held: deque[tuple[int, _native.Call]] = deque()
-        self._answering = self._leaving_out = False
-        self._patience: float | None = None  # seconds for marks while calls arrive
+        self._leaving_out = False
         self.exchange = _HeldExchange(
             context,
             [((layer.count,), layer.dtype) for layer in layers],
-            hold=self._hold,
+            take_call=self._take_call,
             kind="update",
             update=self._update,
             group=group,
@@ -93,12 +92,8 @@ class Update(Kind):
         """Let the exchanges have the gradients of ``layer`` and its marks."""
         self._marks.ready(layer.index)
         self._marked.add(layer.index)
-        self._patience = 0
-        try:  # an early step may be due, and backward does not wait for marks
-            super().ready(layer)
-            self._answer(timeout=0)
-        finally:
-            self._patience = None
+        super().ready(layer)
+        self._answer_held()  # an early step may be due
 
     def before_use(self, layer: ModelLayer) -> None:
         """Refuse a use between backward and step: a peer may have called its step already."""
@@ -124,11 +119,11 @@ class Update(Kind):
 
     def stepped(self) -> None:
         """Make the updates that peers wait for already."""
-        self._answer(timeout=0)
+        self._answer_held()
 
     def finish(self, layer: ModelLayer) -> None:
         """Wait for the new weights of ``layer``."""
-        self._answer()
+        self._answer_held()
         self._await_marks(layer)
         self.exchange.wait(layer.index)
         layer.let_out()
@@ -139,7 +134,7 @@ class Update(Kind):
         """Leave the step out: the weights travel as they are."""
         self.exchange._require_no_capture()
         self._leaving_out = True
-        self._answer()
+        self._answer_held()
         self._marks.finish()
         self._marked.clear()
         self.exchange.finish()
@@ -151,43 +146,35 @@ class Update(Kind):
 
     # --- the owner's part
 
-    def _hold(self, bucket: int, call: _native.Call) -> None:
-        self._held.append((bucket, call))
-        self._answer(self._patience)
+    def _take_call(self, bucket: int, call: _native.Call) -> None:
+        """Make the update that ``call`` asks for, or keep it until the program calls its step.
 
-    def _answer(self, timeout: float | None = None) -> None:
-        """Make every update whose step was called for and, with ``timeout`` 0, whose marks came."""
-        if self._answering:  # it waits for marks
-            return
-        self._answering = True
-        tried = 0
-        try:
-            while tried < len(self._held):  # more may come meanwhile
-                bucket, call = self._held[0]
-                if self._due(bucket, timeout):
-                    self.exchange._require_no_capture()
-                    self._held.popleft()
-                    with modes.left():  # the modes of the code that answers peers' calls
-                        self.exchange.answer(bucket, call)
-                    tried = 0
-                else:
-                    self._held.rotate(-1)
-                    tried += 1
-        finally:
-            self._answering = False
-
-    def _due(self, bucket: int, timeout: float | None) -> bool:
+        It never waits, neither for the marks: who waits for one layer needs nothing of the others,
+        and a peer that has that layer may wait elsewhere by now.
+        """
         members = self._members[bucket]
-        if members[0].step is None:
-            return self._leaving_out
-        try:
+        if not self._leaving_out:
+            if members[0].step is None:
+                self._held.append((bucket, call))
+                return
             for layer in members:
-                self._await_marks(layer, timeout)
-        except PgasTimeoutError:
-            if timeout != 0:
-                raise
-            return False
-        return True
+                try:
+                    self._await_marks(layer, timeout=0)
+                except PgasTimeoutError:
+                    self._marks._schedule.postpone(call, layer.index)
+                    return
+        try:
+            self.exchange._require_no_capture()
+        except UnavailableError:
+            self._held.append((bucket, call))
+            raise
+        with modes.left():  # the modes of the code that answers peers' calls
+            self.exchange.answer(bucket, call)
+
+    def _answer_held(self) -> None:
+        """Make every update whose step was called for and whose marks are here."""
+        for _ in range(len(self._held)):
+            self._take_call(*self._held.popleft())
 
     def _await_marks(self, layer: ModelLayer, timeout: float | None = None) -> None:
         """Wait for a layer's marks, unless that was done since they were ready."""
@@ -235,15 +222,15 @@ class Update(Kind):
 
 
 class _HeldExchange(GradientExchange):
-    """Hands the owner's calls to ``hold``, which answers them when their step is due."""
+    """Hands the owner's calls to ``take_call``, which answers them when their step is due."""
 
-    def __init__(self, *given: Any, hold: Callable[[int, _native.Call], None], **options: Any):
+    def __init__(self, *given: Any, take_call: Callable[[int, _native.Call], None], **options: Any):
         super().__init__(*given, **options)
-        self._hold = hold
+        self._take_call = take_call
 
     def serve(self, call: _native.Call) -> bool:
         """Hand ``call`` on if it belongs to this exchange."""
         number = self._schedule.bucket_of(call)
         if number >= 0:
-            self._hold(number, call)
+            self._take_call(number, call)
         return number >= 0
