@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn, optim  # noqa: E402
 from torch_tools import bits, loss_of, made, small  # noqa: E402
+from training_programs import Probe  # noqa: E402
 
 from pgasdl import GradientExchange, loopback  # noqa: E402
 from pgasdl.errors import ConfigError, PlanError, UnavailableError  # noqa: E402
@@ -60,20 +61,6 @@ def test_the_bits_of_kind_average(name: str) -> None:
     for net, state in updated:
         assert bits(net) == bits(averaged[0][0])
         same_state(state, averaged[0][1])
-
-
-class Probe(torch.autograd.Function):
-    """Does something when backward comes to it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, probe: Callable[[], None]) -> Any:
-        ctx.probe = probe
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        ctx.probe()
-        return gradient, None
 
 
 @pytest.mark.parametrize("plan", ["tree", "gdraa"])

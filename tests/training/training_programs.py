@@ -120,7 +120,23 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+class Probe(torch.autograd.Function):
+    """Does something when backward comes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, probe: Callable[[], None]) -> Any:
+        ctx.probe = probe
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        ctx.probe()
+        return gradient, None
+
+
 class Model(nn.Module):
+    probe: Callable[[], None] | None = None
+
     def __init__(self, parts: list[str]) -> None:
         super().__init__()
         self.kinds = parts
@@ -129,6 +145,8 @@ class Model(nn.Module):
 
     def forward(self, x: Any, rare: Any) -> Any:
         """``rare``: 1 for the rows that use the parts which not all use."""
+        if self.probe is not None:
+            x = Probe.apply(x.requires_grad_(), self.probe)
         for kind, part in zip(self.kinds, self.parts, strict=True):
             if kind == "rare":
                 if rare.any():
@@ -199,6 +217,12 @@ class Run:
 
     def see(self, *values: Any) -> None:
         self.seen += [float(each) for each in values]
+
+
+def meet(run: Run) -> None:
+    """Wait elsewhere while backward computes: one layer may have its weights, others not."""
+    run.model.scale.detach().clone()
+    run.attached.exchange.context.barrier()
 
 
 def backward(run: Run, step: int) -> None:
@@ -367,8 +391,8 @@ def optimizer_state(run: Run) -> None:
 
 
 def copied(run: Run) -> None:
-    if {"pruned", "weight_norm", "spectral_norm"} & set(run.model.kinds):
-        return  # PyTorch does not copy them
+    if {"pruned", "weight_norm", "spectral_norm"} & set(run.model.kinds) or run.program.meets:
+        return  # which cannot be copied
     other = copy.deepcopy(run.model)
     run.see(*(each.detach().sum() for each in other.parameters()))
     other.zero_grad()
@@ -421,6 +445,8 @@ class Program:
         if values["optimizer"] == "normed":
             values |= {"deferred": None, "kind": "average"}
         values["early"] = values["kind"] == "update" and self.seed % 2 == 1
+        # With buckets a layer may wait for others that have no gradient yet.
+        values["meets"] = values["early"] and not values["bucket_bytes"]
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -437,8 +463,8 @@ class Program:
         ]
         return (
             f"seed {self.seed}: {self.parts}, {self.optimizer}, {self.size} ranks, {self.kind}, "
-            f"early {self.early}, "
-            f"deferred {self.deferred}: " + " | ".join(turns)
+            f"early {self.early}, deferred {self.deferred}, meets {self.meets}: "
+            + " | ".join(turns)
         )
 
     def made(self) -> tuple[Model, torch.optim.Optimizer]:
@@ -470,7 +496,10 @@ class Program:
                 model, optimizer, context=ctx, bucket_bytes=self.bucket_bytes, **options
             ) as attached:
                 run = Run(self, model, optimizer, ctx.rank, ctx.size, attached)
-                return self.run(run)
+                model.probe = partial(meet, run) if self.meets else None
+                self.run(run)
+                model.probe = None
+                return run
 
         return loopback.run(self.size, rank, timeout=30)
 
