@@ -51,7 +51,8 @@ def resident() -> int:
 def use(group: Any, rank: int) -> None:
     total, whole = torch.ones(1000), torch.zeros(2000)
     distributed.all_reduce(total, group=group)
-    distributed.all_gather_single(whole, total, group=group)
+    gather = getattr(distributed, "all_gather_single", None)
+    (gather or distributed.all_gather_into_tensor)(whole, total, group=group)  # before 2.13
     assert (whole == 2).all()
     if rank == 0:
         distributed.send(total, 1, group=group)
