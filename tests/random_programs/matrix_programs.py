@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,7 +278,8 @@ class Run:
         assert found.dtype == due.dtype, f"dtype {found.dtype} for {due.dtype}"
         assert found.size == due.size and found.ndim == due.ndim
         scale = None if scale is None else np.reshape(scale, (due.shape[0], -1)) if due.size else 0
-        for block, mine in found.blocks():
+        every = 1 + len(found.layout.blocks) // 5000  # all of a large product would take minutes
+        for block, mine in islice(found.blocks(), 0, None, every):
             of = None if scale is None else scale[block.where]
             close(due.reshape(due.shape[0], -1)[block.where], mine, of)
 
