@@ -61,14 +61,15 @@ def replace_split_group(kind: Any, name: str) -> None:
         label = f"{label}:{ranks[0]}"
         group = parent.split_group(ranks, timeout, pg_options, label, group_desc or label)
         numbers = {place: number for number, place in places.items()}
-        c10d._register_pg_in_world(
-            group,
-            backend_name=distributed.Backend(name),
-            store=c10d.PrefixStore(f"{label}/", c10d._world.pg_map[parent][1]),
-            group_name=label,
-            backend_config=str(c10d.BackendConfig(distributed.Backend(name))),
-            rank_mapping={numbers[rank]: place for place, rank in enumerate(ranks)},
-        )
+        # As c10d._register_pg_in_world, which came with PyTorch 2.13.
+        world, of, tag = c10d._world, distributed.Backend(name), f"ptd:{label}"
+        world.pg_map[group] = of, c10d.PrefixStore(f"{label}/", world.pg_map[parent][1])
+        world.pg_names[group] = label
+        world.pg_backend_config[group] = str(c10d.BackendConfig(of))
+        world.pg_group_ranks[group] = {numbers[rank]: place for place, rank in enumerate(ranks)}
+        world.tags_to_pg.setdefault(tag, []).append(group)
+        world.pg_to_tag[group] = tag
+        c10d._register_process_group(label, group)
         return group
 
     c10d.split_group = distributed.split_group = split_group
