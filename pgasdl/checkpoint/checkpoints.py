@@ -65,10 +65,13 @@ class Checkpoints:
         TypeError
             JSON cannot hold a value, or safetensors an array's dtype.
         ValueError
-            Two arrays or tensors have one place: ``{"a.b": x, "a": {"b": y}}``.
+            Two arrays or tensors have one place: ``{"a.b": x, "a": {"b": y}}``. Or the iteration
+            is negative.
         OSError
             The disk is full, say; the checkpoints before stay as they are.
         """
+        if iteration < 0:
+            raise ValueError(f"iteration {iteration}: 0 or more")
         leaves, rest = flatten(state)
         path = self.path(iteration)
         FORMS[self.format].write(begin(path), leaves, rest)
@@ -144,7 +147,8 @@ class Checkpoints:
         return self._last("sharded", open_sharded)
 
     def _last(self, suffix: str, read: Callable[[Path], T]) -> T | None:
-        paths = sorted(self.folder.glob(f"*.{suffix}"), reverse=True)
+        found = (each for each in self.folder.glob(f"*.{suffix}") if each.stem.isdecimal())
+        paths = sorted(found, key=lambda each: int(each.stem), reverse=True)
         if paths:
             require_private(self.folder)
         for path in paths:

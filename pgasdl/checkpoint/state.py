@@ -63,6 +63,9 @@ def _flatten(value: Any, place: str, leaves: Leaves) -> Any:
         leaves[place] = packed(value, place) if _is_array(value) else _own(value)
         return {"stored": place}
     if isinstance(value, dict):  # JSON's keys are strings, an optimizer's are numbers
+        for key in value:
+            if not isinstance(key, str | int | float | None):
+                raise TypeError(f"{place or 'the state'}: key {key!r}: JSON holds str and numbers")
         return {
             "items": [
                 [key, _flatten(each, f"{place}.{key}".lstrip("."), leaves)]

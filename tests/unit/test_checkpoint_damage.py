@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,7 +50,18 @@ def test_any_state_comes_back_as_it_was(format: str, tmp_path: Path) -> None:
 def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="complex"):
         Checkpoints(tmp_path).save(1, {"x": 1j})
+    with pytest.raises(TypeError, match=r"a: key \(1, 2\)"):  # it would come back as a list
+        Checkpoints(tmp_path).save(1, {"a": {(1, 2): 3}})
+    with pytest.raises(ValueError, match="iteration -1"):
+        Checkpoints(tmp_path).save(-1, {})
     assert Checkpoints(tmp_path).load_last() is None
+
+
+def test_the_last_one_is_that_of_the_last_iteration(tmp_path: Path) -> None:
+    for iteration in (99_999_999, 100_000_000):
+        Checkpoints(tmp_path).save(iteration, {"at": iteration})
+    shutil.copy(tmp_path / "99999999.safetensors", tmp_path / "best.safetensors")
+    assert Checkpoints(tmp_path).load_last() == {"at": 100_000_000}
 
 
 # --- damage
