@@ -12,7 +12,7 @@ from typing import Any
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import PeerLostError, PgasError
+from pgasdl.errors import PeerLostError, PgasError, PlanError
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket
 from pgasdl.training.setup import WORDS, ExchangeMemory, Setup
@@ -90,14 +90,23 @@ class Owner:
         block = self.block(bucket, call.offset, call.count)
         copies = self._memory.copies
         if copies is None:
-            self._update(block)
+            self._change(block)
             return
         # The plan works on the host: the GPU gets its result, and the host the new weights.
         at, nbytes = self._place(bucket, call.offset), call.count * self._buckets[bucket].item
         self._copy(self._memory.gradients, copies.gradients, at, nbytes)
-        self._update(block)
+        self._change(block)
         assert copies.weights is not None
         self._copy(copies.weights, self._weights, at, nbytes)
+
+    def _change(self, block: Block) -> None:
+        weights = block.weights
+        self._update(block)
+        if block.weights is not weights:
+            raise PlanError(
+                "update(block) has put another array in the place of block.weights: change the "
+                "weights in place, as by block.weights -= ... or block.weights[...] = ..."
+            )
 
     def _copy(self, to: Segment, source: Segment, at: int, nbytes: int) -> None:
         assert self._device is not None

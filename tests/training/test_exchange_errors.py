@@ -230,6 +230,17 @@ def test_a_lost_rank_ends_the_wait() -> None:
         loopback.run(3, program)
 
 
+@on_ranks(1)
+def test_an_update_changes_the_weights_in_place(ctx: Context) -> None:
+    def update(block: Block) -> None:
+        block.weights = block.weights - block.gradient
+
+    exchange = GradientExchange(ctx, LAYERS[:1], kind="update", update=update)
+    with pytest.raises(PlanError, match="has put another array"):
+        exchange.ready(0)
+        exchange.wait(0)
+
+
 def after_an_update_that_raises(ctx: Context) -> GradientExchange:
     """An exchange that rank 0's update has ended; the others made their layer ready."""
 
