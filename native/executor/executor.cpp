@@ -510,6 +510,8 @@ void Executor::quiet(Execution& execution, Lock& lock) {
     for (const auto& phase : execution.phases_) phase->await_device();
   }
   for (const auto& phase : execution.phases_) phase->drain();
+  // The caller may free its array, which Puts of an execution that has not ended may still read.
+  context_.transport().take_over(context_.plan_queue());
   execution.entered_ = false;
   execution.gated_ = false;
   expect_no_more(execution);

@@ -129,18 +129,25 @@ void Context::close(bool failed) {
 }
 
 void Context::drain(Deadline deadline) {
-  const auto over = [&](QueueId queue) {
+  for (QueueId queue = 0; queue < queues_.size(); ++queue) drain(queue, deadline);
+}
+
+void Context::acknowledge() {
+  liveness_.acknowledge();
+  drain(plan_queue(), Deadline::in(options_.timeout));
+}
+
+void Context::drain(QueueId queue, Deadline deadline) {
+  const auto over = [&] {
     try {
       return transport_->complete(queue);
     } catch (const Error&) {
       return false;  // a peer is gone, with its requests; each loss is thrown once
     }
   };
-  for (QueueId queue = 0; queue < queues_.size(); ++queue) {
-    while (!over(queue) && !deadline.passed()) {
-      transport_->progress();
-      std::this_thread::yield();
-    }
+  while (!over() && !deadline.passed()) {
+    transport_->progress();
+    std::this_thread::yield();
   }
 }
 

@@ -342,7 +342,8 @@ bool Context::complete(QueueId id) {
     liveness_.note_end(error.rank());
     // A rank that left in peace or whose loss was accepted is no reason to fail a wait.
     const Health health = liveness_.health(error.rank());
-    if (health == Health::kClosed || liveness_.accepted(error.rank())) return false;
+    const bool harmless = health == Health::kClosed || liveness_.accepted(error.rank());
+    if (harmless && !transport_->lost_answers(id, error.rank())) return false;
     throw;
   }
 }

@@ -194,7 +194,8 @@ void bind_context(nb::module_& module) {
       .def("_acknowledge",
            [](const ContextHandle& self) {
              self.context().require_usable();
-             self.context().liveness().acknowledge();
+             const WithoutGil release;
+             self.context().acknowledge();
            })
       .def_prop_ro(
           "rank", [](const ContextHandle& self) { return self.context().rank(); },

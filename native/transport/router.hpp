@@ -42,6 +42,9 @@ class Router final : public Transport {
     return to(peer).connecting(queue, peer);
   }
   bool complete(QueueId queue) override;
+  bool lost_answers(QueueId queue, Rank peer) override {
+    return to(peer).lost_answers(queue, peer);
+  }
   std::size_t connections(QueueId queue) const override;
   std::optional<QueueId> connected(QueueId queue, Rank peer) const override {
     return to(peer).connected(queue, peer);
@@ -59,6 +62,9 @@ class Router final : public Transport {
   void reconnect(Rank peer) override { to(peer).reconnect(peer); }
   void lost(Rank peer) override { to(peer).lost(peer); }
   void forget(Rank peer) override { to(peer).forget(peer); }
+  void take_over(QueueId queue) override {
+    for (const auto& transport : transports_) transport->take_over(queue);
+  }
 
  private:
   Transport& to(Rank peer) const { return *transports_[routes_[static_cast<std::size_t>(peer)]]; }

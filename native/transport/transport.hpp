@@ -149,6 +149,8 @@ class Transport {
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
   // True if everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
+  // A read or an atomic on `queue` to `peer` was lost since the last call: no wait may go on.
+  virtual bool lost_answers(QueueId /*queue*/, Rank /*peer*/) { return false; }
   // mark() identifies the requests posted on `queue` to `peer` so far; reached() tells whether they
   // have completed or were lost.
   virtual std::uint64_t mark(QueueId /*queue*/, Rank /*peer*/) const { return 0; }
@@ -173,6 +175,8 @@ class Transport {
   // Why there never was a connection with `peer`; "" if there was, or it is being made.
   virtual std::string unreached(Rank /*peer*/) const { return ""; }
   virtual void forget(Rank /*peer*/) {}
+  // From now on writes that were posted on `queue` need no source outside segments any more.
+  virtual void take_over(QueueId /*queue*/) {}
   // Advances work that does not advance by itself; every wait calls it if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 
 import pytest
+from support import two_hosts
+from support.environment import ONE_THREAD, environment
 from support.forking import Job
 from support.patience import took
+from support.places import TESTS
+from support.starting import finished
 from tiers import full
 
 POINTS = ["waitsome", "gdraa", "storm", "barrier", "atomic", "passive", "segment", "exchange",
@@ -52,3 +57,40 @@ def test_one_of_two_leaves_in_peace(job: Callable[..., Job]) -> None:
     ranks = job("leaves.py", 2, "return", "waitsome")
     assert ranks.ended() == [0, 0], ranks.transcript()
     assert ranks.event(0, "lost")["health"][1] == "closed", ranks.transcript()
+
+
+@pytest.mark.parametrize("what", ["atomics", "read", "refused", "forks"])
+def test_what_a_peer_does_not_answer_raises(job: Callable[..., Job], what: str) -> None:
+    ranks = job("service.py", 2, what)
+    assert ranks.ended() == [0, 0], ranks.transcript()
+    assert ranks.event(1, "raised") and not ranks.ranks[1].said("wrong"), ranks.transcript()
+
+
+# Little fits into its sockets, and little a second passes.
+SLOW = """
+ip link set lo mtu 1500 up
+sysctl -qw net.ipv4.tcp_wmem="4096 16384 262144" net.ipv4.tcp_rmem="4096 131072 262144"
+tc qdisc add dev lo root tbf rate 300mbit burst 64kb limit 300kb
+exec "$@"
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("array", ["kept", "freed"])
+def test_nothing_of_a_failed_all_reduce_is_written_or_read_later(array: str) -> None:
+    two_hosts.require()
+    launch = [sys.executable, "-m", "pgasdl", "run", "-n", "3", "--transport", "tcp"]
+    program = [str(TESTS / "tcp/programs/late.py"), array]
+    found = finished(
+        ["unshare", "--net", "sh", "-c", SLOW, "sh", *launch, "--keep-going", *program],
+        env=environment(**ONE_THREAD),
+        timeout=100,
+    )
+    assert found.stdout.count("goes on") == 2, found.stdout + found.stderr
+
+
+def test_ports_are_free_again_at_once(job: Callable[..., Job]) -> None:
+    """Accepted connections of the job before may be in TIME_WAIT there."""
+    for _ in range(3):
+        ranks = job("service.py", 2, "forks", PGASDL_TCP_PORTS="41870-41871")
+        assert ranks.ended() == [0, 0], ranks.transcript()

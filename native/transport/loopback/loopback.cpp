@@ -321,11 +321,26 @@ void LoopbackTransport::progress() {
   }
 }
 
-// Drops what is under way: the program may use its sources again.
-void LoopbackTransport::forget(Rank peer) {
+void LoopbackTransport::take_over(QueueId queue) {
   const std::lock_guard lock(mine().mutex);
-  std::erase_if(mine().pending, [&](const auto& operation) { return operation.peer == peer; });
-  std::erase_if(mine().connections, [&](const auto& to) { return to.first.second == peer; });
+  for (LoopbackWorld::Operation& each : mine().pending) {
+    // The queue of plans has no reads; a source in a segment is the program's again, too.
+    if (each.queue != queue || each.source == nullptr || !each.snapshot.empty()) continue;
+    each.snapshot.resize(each.bytes);
+    copy_bytes(each.device, each.snapshot.data(), each.source, each.bytes);
+  }
+}
+
+// Drops what is under way, both ways: the program may use its memory again, and any rank's
+// progress() would deliver what the lost one has sent.
+void LoopbackTransport::forget(Rank peer) {
+  const auto drop = [](LoopbackWorld::RankState& state, Rank to) {
+    const std::lock_guard lock(state.mutex);
+    std::erase_if(state.pending, [&](const auto& operation) { return operation.peer == to; });
+    std::erase_if(state.connections, [&](const auto& each) { return each.first.second == to; });
+  };
+  drop(mine(), peer);
+  drop(world_->ranks_[static_cast<std::size_t>(peer)], rank_);
 }
 
 }  // namespace pgasdl

@@ -118,6 +118,7 @@ class LoopbackTransport final : public Transport {
   }
   void progress() override;
   void forget(Rank peer) override;
+  void take_over(QueueId queue) override;
 
  private:
   LoopbackWorld::RankState& mine() { return world_->ranks_[static_cast<std::size_t>(rank_)]; }

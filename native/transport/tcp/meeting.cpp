@@ -91,6 +91,7 @@ void TcpMeeting::advance(const std::function<void(Established)>& established,
   for (Guest& guest : guests_) {
     if (guest.step == Step::kOver || guest.until > now) continue;
     if (!guest.mine) {
+      if (n == kPerCall) continue;  // its proof may be here and not taken yet
       guest.step = Step::kOver;
     } else if (guest.give_up <= now) {
       guest.step = Step::kOver;
@@ -124,9 +125,9 @@ void TcpMeeting::accept() {
       return none_left ? void() : listen_again(Clock::now() + kPause);
     }
     if (n_strangers_ >= kMostStrangers) {
-      const auto oldest = std::ranges::find_if(guests_, [](const Guest& guest) {
-        return guest.step == Step::kGreeting || guest.step == Step::kProof;
-      });
+      // Who has got a reply may count on the connection from now on: that one goes last.
+      auto oldest = std::ranges::find(guests_, Step::kGreeting, &Guest::step);
+      if (oldest == guests_.end()) oldest = std::ranges::find(guests_, Step::kProof, &Guest::step);
       if (oldest != guests_.end()) oldest->step = Step::kOver, oldest->socket.reset();
     }
     ++n_strangers_;

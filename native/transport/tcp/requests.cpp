@@ -69,6 +69,7 @@ bool TcpRequests::write(std::span<const Transfer> transfers, const RemoteFlag* f
 bool TcpRequests::read(std::span<const Transfer> transfers, const LocalFlag* flag) {
   const std::lock_guard lock(leave_mutex_);
   if (!admits()) return false;
+  const std::uint64_t first = n_posted_ + 1;
   const auto post_one = [&](const Transfer* transfer, const LocalFlag* raised) {
     Expected expected{};
     TcpFrame frame{.kind = TcpFrame::Kind::kRead};
@@ -85,6 +86,8 @@ bool TcpRequests::read(std::span<const Transfer> transfers, const LocalFlag* fla
       expected.value = raised->value;
       expected.keep = raised->local->region;
     }
+    expected.number = n_posted_ + 1;
+    expected.first = first;
     expected_.push_back(std::move(expected));
     post(frame, nullptr, nullptr);
   };
@@ -106,7 +109,7 @@ bool TcpRequests::atomic(const Atomic& atomic) {
   frame.offset = atomic.offset;
   frame.operand = atomic.operand;
   frame.compare = atomic.compare;
-  expected_.push_back({nullptr, 0, atomic.old, nullptr, 0, nullptr});
+  expected_.push_back({nullptr, 0, atomic.old, nullptr, 0, nullptr, n_posted_ + 1, n_posted_ + 1});
   post(frame, nullptr, nullptr);
   ask_locked();
   flush_locked();
@@ -158,6 +161,7 @@ void TcpRequests::closed(const std::string& why) {
 void TcpRequests::ended_locked(const std::string& why) {
   why_ = text("the connection with rank ", peer(), " ended: ", why);
   const std::uint64_t lost = n_posted_ - n_taken_.load(std::memory_order_relaxed);
+  lost_answers_.store(!expected_.empty());  // before the fault
   if (lost != 0 && !dropped_) queue_.faults.add(Error(ErrorKind::kPeerLost, why_, peer()), peer());
   over(lost);
   expected_.clear();
@@ -193,7 +197,9 @@ void TcpRequests::finish(const TcpFrame& frame) {
     if (ended()) return;
     if (frame.kind == TcpFrame::Kind::kAcknowledge) {
       const std::uint64_t before = n_taken_.load(std::memory_order_relaxed);
-      if (frame.operand < before || frame.operand > n_posted_) {
+      // A read or an atomic that is acknowledged has been answered.
+      const std::uint64_t most = expected_.empty() ? n_posted_ : expected_.front().number - 1;
+      if (frame.operand < before || frame.operand > most) {
         throw_malformed("acknowledgement", peer());
       }
       n_taken_.store(frame.operand, std::memory_order_release);
@@ -201,13 +207,16 @@ void TcpRequests::finish(const TcpFrame& frame) {
     } else {
       Expected& first = expected_.front();
       if (frame.kind == TcpFrame::Kind::kRefused) {
+        refused_ = first.number;
         queue_.faults.add(Error(ErrorKind::kSegment, text("rank ", peer(),
                                                           " refused a read or an atomic: it has "
                                                           "deleted its copy of the segment")),
                           peer());
       } else {
         if (first.old != nullptr) *first.old = frame.operand;
-        if (first.flag != nullptr) first.flag->store(first.value, std::memory_order_release);
+        // Bytes that were refused are not told of.
+        if (first.flag != nullptr && refused_ < first.first)
+          first.flag->store(first.value, std::memory_order_release);
       }
       keep = std::move(first.keep);
       expected_.pop_front();

@@ -42,6 +42,8 @@ class TcpRequests final : public TcpStream {
   void drop(const std::string& why, bool renewed);
   // Asks for an acknowledgement of all that was posted so far.
   void ask();
+  // It ended before a read or an atomic was answered; once.
+  bool lost_answers() { return lost_answers_.exchange(false); }
   // The requests so far, and whether they have been taken or were lost.
   std::uint64_t mark();
   bool reached(std::uint64_t mark) const;
@@ -57,6 +59,8 @@ class TcpRequests final : public TcpStream {
     FlagWord* flag;
     std::uint32_t value;
     std::shared_ptr<const void> keep;
+    std::uint64_t number;  // of this request, counted from 1
+    std::uint64_t first;   // of the requests that were posted together with it
 
     bool answered_by(const TcpFrame& frame) const;
   };
@@ -75,12 +79,14 @@ class TcpRequests final : public TcpStream {
   std::atomic<bool> closing_{false};
   std::atomic<std::uint64_t> farewell_{0};
   std::atomic<std::uint64_t> n_taken_{0};
+  std::atomic<bool> lost_answers_{false};
 
   // --- with the lock of what leaves
   std::uint64_t n_posted_ = 0;
   std::uint64_t n_asked_ = 0;
   std::deque<Expected> expected_;
-  std::string why_;  // it ended
+  std::uint64_t refused_ = 0;  // the newest read that was refused
+  std::string why_;            // it ended
   bool dropped_ = false;
   bool renewed_ = false;
 };

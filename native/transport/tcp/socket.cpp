@@ -32,6 +32,7 @@ Open& open_sockets() {
     pthread_atfork([] { open_sockets().mutex.lock(); }, [] { open_sockets().mutex.unlock(); },
                    [] {
                      for (const int descriptor : open_sockets().descriptors) ::close(descriptor);
+                     open_sockets().descriptors.clear();  // a child of the child has others
                      open_sockets().mutex.unlock();
                    });
     return made;
@@ -155,6 +156,7 @@ void set(int descriptor, int level, int option, int value) {
 TcpSocket listen_at(std::uint16_t port) {
   TcpSocket v6(socket(AF_INET6, kType, 0));
   if (v6) {
+    set(v6.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // connections of a job before may be in TIME_WAIT
     set(v6.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
     const sockaddr_in6 any = at(in6addr_any, port);
     if (bind(v6.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any) == 0) return v6;
@@ -162,6 +164,7 @@ TcpSocket listen_at(std::uint16_t port) {
   }
   TcpSocket v4(socket(AF_INET, kType, 0));
   if (!v4) throw_system("a TCP socket", errno);
+  set(v4.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   sockaddr_in any{};
   any.sin_family = AF_INET;
   any.sin_port = htons(port);

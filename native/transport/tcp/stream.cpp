@@ -58,6 +58,17 @@ void TcpStream::flush() {
   flush_locked();
 }
 
+void TcpStream::take_over() {
+  const std::lock_guard lock(leave_mutex_);
+  for (Leaving& each : leaving_) {
+    if (each.data == nullptr || each.keep != nullptr) continue;
+    auto copy =
+        std::make_shared<std::vector<std::byte>>(each.data, each.data + each.frame.payload());
+    each.data = copy->data();
+    each.keep = std::move(copy);
+  }
+}
+
 void TcpStream::flush_locked() {
   while (!leaving_.empty() && !ended()) {
     std::array<iovec, kPieces> pieces;

@@ -34,6 +34,8 @@ class TcpStream {
   void receive();
   // Sends what the kernel takes now. Any thread.
   void flush();
+  // Copies bytes that nothing keeps and that have not left. Any thread.
+  void take_over();
   // Ends the connection from this side. Any thread.
   void end(const std::string& why);
   // Closes the descriptor of a connection that has ended; false: it was closed before.

@@ -211,6 +211,11 @@ bool TcpTransport::complete(QueueId queue) {
   return all.complete();
 }
 
+bool TcpTransport::lost_answers(QueueId queue, Rank peer) {
+  TcpRequests* const requests = slot(queue, peer).requests.load(std::memory_order_acquire);
+  return requests != nullptr && requests->lost_answers();
+}
+
 std::uint64_t TcpTransport::mark(QueueId queue, Rank peer) const {
   TcpRequests* const requests = slot(queue, peer).requests.load(std::memory_order_acquire);
   return requests == nullptr ? 0 : requests->mark();
@@ -305,7 +310,16 @@ void TcpTransport::forget(Rank peer) {
   lost(peer);
   const std::lock_guard lock(mutex_);
   for (TcpAnswers* answers : answers_) {
-    if (answers->peer() == peer) answers->end("the rank is lost");
+    if (answers->peer() != peer) continue;
+    answers->end("the rank is lost");
+    answers->retire();  // and waits for who takes its requests now
+  }
+}
+
+void TcpTransport::take_over(QueueId queue) {
+  for (Rank peer = 0; peer < size_; ++peer) {
+    TcpRequests* const requests = slot(queue, peer).requests.load(std::memory_order_acquire);
+    if (requests != nullptr) requests->take_over();
   }
 }
 
@@ -386,8 +400,9 @@ void TcpTransport::begin_wanted() {
 }
 
 void TcpTransport::establish(TcpMeeting::Established made) {
-  if (peers_[static_cast<std::size_t>(made.peer)].forgotten.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
+  // With the mutex: forget() ends those that are listed.
+  if (peers_[static_cast<std::size_t>(made.peer)].forgotten.load(std::memory_order_acquire)) return;
   if (made.here) {
     Slot& there = slot(made.queue, made.peer);
     auto requests =
@@ -406,8 +421,8 @@ void TcpTransport::establish(TcpMeeting::Established made) {
     }
     auto answers = std::make_unique<TcpAnswers>(std::move(made.socket), events_.get(), made.peer,
                                                 made.queue, *memories_, sleeper_);
-    answers_.push_back(answers.get());
     answers->begin_events();
+    answers_.push_back(answers.get());
     streams_.push_back(std::move(answers));
   }
 }

@@ -41,6 +41,7 @@ class TcpTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
+  bool lost_answers(QueueId queue, Rank peer) override;
   std::uint64_t mark(QueueId queue, Rank peer) const override;
   bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override;
   bool connecting(QueueId queue, Rank peer) const override;
@@ -52,6 +53,7 @@ class TcpTransport final : public Transport {
   void lost(Rank peer) override;
   std::string unreached(Rank peer) const override;
   void forget(Rank peer) override;
+  void take_over(QueueId queue) override;
   bool needs_progress() const override { return true; }
   void progress() override;
 
