@@ -152,6 +152,18 @@ void bind_schedule(nb::module_& module) {
           },
           "call"_a, "-1: none of these.")
       .def(
+          "over",
+          [](const ScheduleHandle& self, std::size_t layer) {
+            Executor& executor = self.runtime->executor;
+            const auto awaited = self.schedule->awaited(static_cast<std::int64_t>(layer));
+            if (awaited != nullptr && awaited->state() == Execution::State::kRunning) {
+              const WithoutGil release;
+              executor.progress();
+            }
+            return awaited == nullptr || awaited->state() != Execution::State::kRunning;
+          },
+          "layer"_a, "Whether wait() returns at once; it answers no call.")
+      .def(
           "postpone",
           [](const ScheduleHandle& self, const Executor::Call& call, std::size_t layer) {
             const auto number = static_cast<std::int64_t>(layer);

@@ -190,8 +190,8 @@ def test_kind_update_uses_a_gradient_up(ctx: Any) -> None:
     with attach(net, optimizer, context=ctx, kind="update") as attached:
         losses = net(x).sum(), net(x).sum()
         losses[0].backward()
-        with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another gradient .* no_sync"):
-            losses[1].backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            losses[1].backward()  # its peers may have new weights in place of these
         optimizer.step()
         with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another .*zero_grad\(\)"):
             net(x).sum().backward()

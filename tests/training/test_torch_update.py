@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from torch import nn, optim  # noqa: E402
 from torch_tools import bits, loss_of, made, small  # noqa: E402
 from training_programs import Probe  # noqa: E402
 
-from pgasdl import GradientExchange, loopback  # noqa: E402
+from pgasdl import GradientExchange, _native, loopback  # noqa: E402
 from pgasdl.errors import ConfigError, PlanError, UnavailableError  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
 from pgasdl.torch.attachment.update import Update  # noqa: E402
@@ -113,7 +113,7 @@ def test_what_cannot_be_early_is_refused(ctx: Any) -> None:
         backward(net)
         with pytest.raises(ConfigError, match='needs kind="average"'):
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        with pytest.raises(PlanError, match="early=True has made its step"):
+        with pytest.raises(PlanError, match=r"used between backward and optimizer\.step\(\)"):
             backward(net)
         optimizer.step()
     for change, why in (
@@ -135,17 +135,33 @@ def test_what_cannot_be_early_is_refused(ctx: Any) -> None:
             optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("early", [False, True])
 @on_ranks(2)
-def test_backward_does_not_use_a_weight_after_its_early_step(ctx: Any) -> None:
+def test_backward_does_not_use_a_weight_that_an_owner_may_change(ctx: Any, early: bool) -> None:
     """PyTorch's error, where new weights would have given another gradient."""
     net, optimizer = small()
     with (
         pytest.raises(RuntimeError, match="modified by an inplace operation"),
-        attach(net, optimizer, context=ctx, kind="update", early=True),
+        attach(net, optimizer, context=ctx, kind="update", early=early),
     ):
         fixed = net[2].weight.detach()  # needed after the weight's own gradient is there
         hidden = net[0](torch.ones(2, 4, dtype=torch.float64)) @ fixed.T @ fixed
         net[2](hidden).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["average", "update"])
+@on_ranks(2)
+def test_a_view_does_not_change_a_weight_before_its_step(ctx: Any, kind: str) -> None:
+    net, optimizer = small()
+    views = [each.detach() for each in net.parameters()]
+    with attach(net, optimizer, context=ctx, kind=kind) as attached:
+        net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        views[0].clamp_(max=0.1)
+        with pytest.raises(PlanError, match=r"0\.weight was changed through a view"):
+            attached.synchronize()
+        attached.synchronize()
+        views[0].clamp_(max=0.1)
 
 
 def test_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +205,8 @@ def test_an_update_that_is_due_in_a_capture_is_kept(monkeypatch: pytest.MonkeyPa
     refusals = [UnavailableError("captured"), None]
 
     class Exchange:
+        context = None
+
         def _require_no_capture(self) -> None:
             if refusal := refusals.pop(0):
                 raise refusal
@@ -198,14 +216,16 @@ def test_an_update_that_is_due_in_a_capture_is_kept(monkeypatch: pytest.MonkeyPa
 
     kind = Update.__new__(Update)
     monkeypatch.setattr(kind, "exchange", Exchange(), raising=False)
-    monkeypatch.setattr(kind, "_held", deque(), raising=False)
-    monkeypatch.setattr(kind, "_members", {3: []}, raising=False)
+    put_back: list[object] = []
+    monkeypatch.setattr(_native, "put_back", lambda _, call: put_back.append(call))
+    monkeypatch.setattr(kind, "_marks", SimpleNamespace(_schedule=None), raising=False)
+    monkeypatch.setattr(kind, "_members", {3: [SimpleNamespace(step=None)]}, raising=False)
     monkeypatch.setattr(kind, "_leaving_out", True, raising=False)
     call: Any = object()
     with pytest.raises(UnavailableError, match="captured"):
         kind._take_call(3, call)
-    assert not answered
-    kind.stepped()
+    assert put_back == [call] and not answered
+    kind._take_call(3, call)
     assert answered == [(3, call)]
 
 

@@ -92,8 +92,9 @@ def attach(
         No such plan, or it does not offer the kind.
 
     With ``early`` later calls raise PlanError where a step was already made and should not have
-    been: other hyperparameters in ``step()``, no ``step()`` at all. Backward raises PyTorch's
-    RuntimeError if it needs a weight whose gradient it had before.
+    been: other hyperparameters in ``step()``, no ``step()`` at all, a use of the model before it.
+    In kind "update" backward raises PyTorch's RuntimeError if it needs a weight whose gradient it
+    had before, since an owner may change it from then on; ``p.data`` hides that from PyTorch.
 
     Notes
     -----
@@ -102,7 +103,9 @@ def attach(
     are there at ``optimizer.step()``; later changes of ``p.grad`` have no effect. A gradient that
     the program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at
     a parameter, or at ``optimizer.state``, makes the step that is due; get tensors of the state
-    again after each step. Uses that cannot be right are refused.
+    again after each step. A view that was made before ``step()``, as by ``p.detach()``, is no look:
+    it shows the weights before the step until that is made, and a write by it raises PlanError then
+    (by ``p.data`` it is lost unnoticed). Uses that cannot be right are refused.
 
     Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
     gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that

@@ -192,6 +192,7 @@ class Attachment:
         self._begun.clear()
         for layer in rest:
             layer.step = settings
+            layer.note_weights()
             layer.guard_parameters(partial(self._use, layer), averages=self._average is not None)
         self._kind.stepped()
         for layer in self._layers:
@@ -207,8 +208,6 @@ class Attachment:
         self._take(layer)  # of the last backward, if forward did not use it
         self._begun.add(layer)
         layer.step = self._settings
-        for parameter in layer.parameters:  # backward refuses to use it after its step
-            torch.autograd.graph.increment_version(parameter)
 
     def _require_settings(self, settings: Settings) -> None:
         """Refuse hyperparameters of a step that are not those of its early part."""
@@ -243,6 +242,12 @@ class Attachment:
 
     def _use(self, layer: ModelLayer) -> None:
         """Make the layer's parameters ready for the program."""
+        if layer in self._begun and torch._C._current_graph_task_id() < 0:
+            raise PlanError(
+                f"{', '.join(layer.names)}: used between backward and optimizer.step(), when "
+                "early=True makes the steps of some layers: call step() before, and put every "
+                "backward but the last before a step into no_sync()"
+            )
         self._take(layer)
         self._kind.before_use(layer)
 
@@ -289,6 +294,7 @@ class Attachment:
         self._kind.begin(layer)
         layer.guard_gradients(partial(self._look, layer))
         if self._average is None:  # peers may write to the weights from now on
+            layer.change_weights()
             layer.guard_parameters(partial(self._use, layer), averages=False)
 
     def _leave_out(self) -> None:
@@ -306,6 +312,7 @@ class Attachment:
         """Make the step that the layer still has to make."""
         if layer.step is None:
             return
+        layer.require_weights()
         with modes.left():
             self._kind.finish(layer)
         layer.step = None

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.errors import BufferRefusedError, ConfigError, PlanError
+from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.guards import guard, release, tell_gradient
 from pgasdl.training.passenger import Passenger
 
@@ -54,6 +55,7 @@ class ModelLayer:
     state: State = State.LOCAL
     version: int = 0  # PyTorch's count of changes of ``gradient`` when its exchange began
     step: Settings | None = None  # an optimizer step that the layer still has to make
+    weight_versions: list[int] = field(default_factory=list)  # then
     has: list[bool] = field(default_factory=list)  # gradients of this rank, when the exchange began
 
     @property
@@ -279,6 +281,29 @@ class ModelLayer:
                 f"the gradient of one of {names} was changed while it was exchanged: call wait() "
                 "before"
             )
+
+    def change_weights(self) -> None:
+        """Let backward refuse to use the weights after this, as if the program had changed them."""
+        with modes.left(), torch._C.DisableTorchFunctionSubclass():
+            for parameter in self.parameters:
+                torch.autograd.graph.increment_version(parameter)
+        self.note_weights()
+
+    def note_weights(self) -> None:
+        """Remember the weights' versions: none may change until the layer's step is made."""
+        with modes.left(), torch._C.DisableTorchFunctionSubclass():
+            self.weight_versions = [each._version for each in self.parameters]
+
+    def require_weights(self) -> None:
+        """Refuse weights that the program changed, through a view of them, before their step."""
+        before = self.weight_versions
+        self.note_weights()  # told once
+        for name, now, then in zip(self.names, self.weight_versions, before, strict=True):
+            if now != then:
+                raise PlanError(
+                    f"parameter {name} was changed through a view (detach(), state_dict()) before "
+                    "its step was made: call synchronize() before"
+                )
 
     def require_in_place(self) -> None:
         """Refuse parameters that the program has moved since :meth:`move`."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from pgasdl import _native
 from pgasdl.context import Context
-from pgasdl.errors import ConfigError, PgasTimeoutError, PlanError, UnavailableError
+from pgasdl.errors import ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.kinds import Kind
@@ -134,11 +134,13 @@ class Update(Kind):
         """Leave the step out: the weights travel as they are."""
         self.exchange._require_no_capture()
         self._leaving_out = True
-        self._answer_held()
-        self._marks.finish()
-        self._marked.clear()
-        self.exchange.finish()
-        self._leaving_out = False
+        try:
+            self._answer_held()
+            self._marks.finish()
+            self._marked.clear()
+            self.exchange.finish()
+        finally:
+            self._leaving_out = False
         for layer in self.layers:
             layer.let_out()
             layer.release_parameters()
@@ -153,20 +155,19 @@ class Update(Kind):
         and a peer that has that layer may wait elsewhere by now.
         """
         members = self._members[bucket]
-        if not self._leaving_out:
-            if members[0].step is None:
-                self._held.append((bucket, call))
-                return
-            for layer in members:
-                try:
-                    self._await_marks(layer, timeout=0)
-                except PgasTimeoutError:
-                    self._marks._schedule.postpone(call, layer.index)
-                    return
-        try:
-            self.exchange._require_no_capture()
-        except UnavailableError:
+        if members[0].step is None and not self._leaving_out:
             self._held.append((bucket, call))
+            return
+        marks = self._marks._schedule
+        try:
+            for layer in members if not self._leaving_out else ():
+                if layer.index in self._marked and not marks.over(layer.index):
+                    marks.postpone(call, layer.index)
+                    return
+                self._await_marks(layer)
+            self.exchange._require_no_capture()
+        except BaseException:
+            _native.put_back(self.exchange.context, call)
             raise
         with modes.left():  # the modes of the code that answers peers' calls
             self.exchange.answer(bucket, call)
@@ -176,10 +177,10 @@ class Update(Kind):
         for _ in range(len(self._held)):
             self._take_call(*self._held.popleft())
 
-    def _await_marks(self, layer: ModelLayer, timeout: float | None = None) -> None:
+    def _await_marks(self, layer: ModelLayer) -> None:
         """Wait for a layer's marks, unless that was done since they were ready."""
         if layer.index in self._marked:
-            self._marks.wait(layer.index, timeout=timeout)
+            self._marks.wait(layer.index)
             self._marked.discard(layer.index)
 
     def _update(self, block: Block) -> None:
