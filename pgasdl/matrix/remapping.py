@@ -63,7 +63,8 @@ class RemapHandle(Numbered):
                 if self._moving:
                     with space.during("wait"):
                         steps(lambda: self._arrive(steps.left))
-                        steps(lambda: space.group.barrier(timeout=steps.left))
+                        end = f"the end of a {self._what}"
+                        steps(lambda: space.group.allgather(end, b"", steps.left))
                     space.remaps.remove(self)
                     self._moving = False
                 else:

@@ -23,6 +23,7 @@ from pgasdl.errors import (
     MismatchError,
     PeerLostError,
     PgasTimeoutError,
+    PlanError,
 )
 from pgasdl.group import Group
 from pgasdl.matrix.message import decode, encode
@@ -103,6 +104,8 @@ def serve(context: Context, program: Callable[..., Any], *inputs: Any) -> Any:
     if context.rank != 0:
         _Worker(context).work()
         return None
+    if context in _masters:
+        raise PlanError("serve() inside of serve(): call the program itself")
     master = _masters[context] = _Master(context)
     try:
         result = program(context, *inputs)

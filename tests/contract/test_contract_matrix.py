@@ -272,6 +272,9 @@ def test_a_remap_goes_on_while_ranks_compute(ctx: Any) -> None:
         pm.zeros(ctx, (4, 4), dtype="int32").remap_async("columns", "float32")
     ranks = pm.serve(ctx, lambda ctx: (pm.zeros(ctx, (6, 6)) + 1).remap_async("grid").wait().sum())
     assert ranks == (36 if ctx.rank == 0 else None)
+    handles = [pm.zeros(ctx, 12).remap_async("replicated") for _ in range(2)]
+    with pytest.raises(MismatchError, match="the end of a remap of"):
+        handles[ctx.rank % 2].wait()
 
 
 @contract(ranks=(2, 3))

@@ -70,6 +70,8 @@ def test_what_a_master_is_refused(ctx: Any) -> None:
             before + 1
         with pytest.raises(pgasdl.LayoutError, match="not of a group"):
             pm.zeros(ctx.group([0]), (2, 2))
+        with pytest.raises(pgasdl.PlanError, match="inside of serve"):
+            pm.serve(ctx, refused)
         theirs.append(a)
         large = pm.array(ctx, np.full((300, 400), 2.0)) + np.ones((300, 400))  # many messages
         return float((large + (a + 1).sum()).max())
