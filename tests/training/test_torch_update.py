@@ -17,6 +17,7 @@ from torch import nn, optim  # noqa: E402
 from torch_tools import bits, loss_of, made, small  # noqa: E402
 from training_programs import Probe  # noqa: E402
 
+import pgasdl  # noqa: E402
 from pgasdl import GradientExchange, _native, loopback  # noqa: E402
 from pgasdl.errors import ConfigError, PlanError, UnavailableError  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
@@ -162,6 +163,20 @@ def test_a_view_does_not_change_a_weight_before_its_step(ctx: Any, kind: str) ->
             attached.synchronize()
         attached.synchronize()
         views[0].clamp_(max=0.1)
+
+
+@on_ranks(2, timeout=0.2)
+def test_a_rank_that_evaluates_alone_is_told_what_to_do(ctx: Any) -> None:
+    net, optimizer = small()
+    with attach(net, optimizer, context=ctx, kind="update", timeout=20):
+        net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        if ctx.rank == 0:
+            optimizer.step()
+            with pytest.raises(pgasdl.PgasTimeoutError, match=r"call synchronize\(\) on all"):
+                net(torch.ones(2, 4, dtype=torch.float64))
+        ctx.barrier(timeout=20)
+        if ctx.rank == 1:
+            optimizer.step()
 
 
 def test_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

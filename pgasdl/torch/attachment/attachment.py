@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pgasdl.context import Context
-from pgasdl.errors import BufferRefusedError, ConfigError, PlanError
+from pgasdl.errors import BufferRefusedError, ConfigError, PgasTimeoutError, PlanError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.guards import guard
@@ -313,8 +313,13 @@ class Attachment:
         if layer.step is None:
             return
         layer.require_weights()
-        with modes.left():
-            self._kind.finish(layer)
+        try:
+            with modes.left():
+                self._kind.finish(layer)
+        except PgasTimeoutError as error:
+            raise PgasTimeoutError(
+                f"{error}; before a rank goes on alone (to save, say), call synchronize() on all"
+            ) from None
         layer.step = None
 
     # --- what programs call
