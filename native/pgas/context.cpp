@@ -129,25 +129,32 @@ void Context::close(bool failed) {
 }
 
 void Context::drain(Deadline deadline) {
-  for (QueueId queue = 0; queue < queues_.size(); ++queue) drain(queue, deadline);
-}
-
-void Context::acknowledge() {
-  liveness_.acknowledge();
-  drain(plan_queue(), Deadline::in(options_.timeout));
-}
-
-void Context::drain(QueueId queue, Deadline deadline) {
-  const auto over = [&] {
+  const auto over = [&](QueueId queue) {
     try {
       return transport_->complete(queue);
     } catch (const Error&) {
       return false;  // a peer is gone, with its requests; each loss is thrown once
     }
   };
-  while (!over() && !deadline.passed()) {
-    transport_->progress();
-    std::this_thread::yield();
+  for (QueueId queue = 0; queue < queues_.size(); ++queue) {
+    while (!over(queue) && !deadline.passed()) {
+      transport_->progress();
+      std::this_thread::yield();
+    }
+  }
+}
+
+void Context::acknowledge() {
+  liveness_.acknowledge();
+  const QueueId queue = plan_queue();
+  const Deadline deadline = Deadline::in(options_.timeout);
+  for (Rank peer = 0; peer < size(); ++peer) {
+    const std::uint64_t posted = transport_->mark(queue, peer);
+    while (liveness_.health(peer) == Health::kHealthy && !deadline.passed() &&
+           !transport_->reached(queue, peer, posted)) {
+      transport_->progress();
+      std::this_thread::yield();
+    }
   }
 }
 

@@ -151,11 +151,12 @@ class Context {
   Outcome atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,
                  std::uint64_t compare, Deadline deadline, std::uint64_t& old);
 
+  // Accepts the losses so far (survivors()). What this rank's plans had posted to the others has
+  // arrived then: their arrays are theirs again once all survivors have called this.
+  void acknowledge();
+
   // --- queues 0 .. options.queues - 1 (gaspi_queue_create, gaspi_queue_delete, gaspi_queue_size);
   // Higher numbers are the library's own queues.
-  // Accepts the losses so far (survivors()). What this rank's plans had posted has arrived then, or
-  // never will: peers' arrays are theirs again once all survivors have called this.
-  void acknowledge();
   QueueId queue_create();
   void queue_delete(QueueId queue);
   // Drops the connections to `peer` after a fault; operations make new ones when they need them.
@@ -201,7 +202,6 @@ class Context {
   };
   // Waits until everything posted has arrived or never will.
   void drain(Deadline deadline);
-  void drain(QueueId queue, Deadline deadline);
   // Ends waits of streams that must not last; true if none of their work is left.
   bool look_after_streams(bool a_rank_is_lost);
   [[noreturn]] void refuse_use() const;
