@@ -235,7 +235,8 @@ void answers_of_a_peer(Input& input) {
   struct Expected {
     Kind kind;
     std::uint64_t offset, bytes;
-    std::uint32_t flag;  // that number, if bytes are 0
+    std::uint32_t flag;           // that number, if bytes are 0
+    std::uint64_t number, first;  // of the requests, and of those posted with it
   };
   std::vector<Expected> expected;
   std::uint64_t olds[8];
@@ -252,12 +253,12 @@ void answers_of_a_peer(Input& input) {
       n_posted += 1;
     } else if (what % 4 == 2) {
       REQUIRE(requests.read({&transfer, 1}, &flag));
-      expected.push_back({Kind::kData, n * 64, bytes, 0});
-      expected.push_back({Kind::kData, 0, 0, n});
+      expected.push_back({Kind::kData, n * 64, bytes, 0, n_posted + 1, n_posted + 1});
+      expected.push_back({Kind::kData, 0, 0, n, n_posted + 2, n_posted + 1});
       n_posted += 2;
     } else {
       REQUIRE(requests.atomic({Atomic::Kind::kFetchAdd, &remote, 0, 1, 0, &olds[n]}));
-      expected.push_back({Kind::kOld, 0, 0, n});
+      expected.push_back({Kind::kOld, 0, 0, n, n_posted + 1, n_posted + 1});
       n_posted += 1;
     }
   }
@@ -283,11 +284,13 @@ void answers_of_a_peer(Input& input) {
   std::string_view left = sent;
   TcpFrame frame;
   std::size_t at = 0;
-  bool refused = false;
+  std::uint64_t refused = 0;  // the newest
   while (next(left, frame)) {
     if (frame.kind == Kind::kFarewell) continue;
     if (frame.kind == Kind::kAcknowledge) {
-      if (frame.operand < n_over || frame.operand > n_posted) break;
+      // What is acknowledged has been answered.
+      const std::uint64_t most = at == expected.size() ? n_posted : expected[at].number - 1;
+      if (frame.operand < n_over || frame.operand > most) break;
       n_over = frame.operand;
       continue;
     }
@@ -295,13 +298,13 @@ void answers_of_a_peer(Input& input) {
     const Expected& now = expected[at];
     if (frame.kind == Kind::kRefused) {
       if (now.kind == Kind::kData && now.bytes == 0) break;
-      refused = true;
+      refused = now.number;
     } else if (frame.kind != now.kind || (now.kind == Kind::kData && frame.bytes != now.bytes)) {
       break;
     } else if (now.kind == Kind::kOld) {
       REQUIRE(olds[now.flag] == frame.operand);
     } else if (now.bytes == 0) {
-      flags[now.flag] = 1 + now.flag;
+      if (refused < now.first) flags[now.flag] = 1 + now.flag;
     } else {
       const std::string_view payload = left.substr(0, now.bytes);
       data.replace(now.offset, payload.size(), payload);
@@ -320,7 +323,7 @@ void answers_of_a_peer(Input& input) {
   requests.receive();
   requests.end("the peer closed it");
   REQUIRE(queue.n_over == n_posted && requests.retire());
-  REQUIRE(accepted([&] { (void)queue.complete(); }) == (n_over == n_posted && !refused));
+  REQUIRE(accepted([&] { (void)queue.complete(); }) == (n_over == n_posted && refused == 0));
 }
 
 std::uint64_t proof(char end, const TcpGreeting& greeting, const TcpNonce& nonce) {
