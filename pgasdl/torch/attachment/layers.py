@@ -55,7 +55,7 @@ class ModelLayer:
     state: State = State.LOCAL
     version: int = 0  # PyTorch's count of changes of ``gradient`` when its exchange began
     step: Settings | None = None  # an optimizer step that the layer still has to make
-    weight_versions: list[int] = field(default_factory=list)  # then
+    weight_versions: list[int] = field(default_factory=list)  # PyTorch's counts, at that step
     has: list[bool] = field(default_factory=list)  # gradients of this rank, when the exchange began
 
     @property
