@@ -211,6 +211,7 @@ Outcome Context::post(QueueId id, Rank peer, const Traffic& traffic, Deadline de
   } catch (const Error& error) {
     counters_.take_back(peer, traffic);
     give_back(queue, 1);
+    if (closed()) refuse_use();  // by another thread
     // The transport may notice first that the peer has left.
     if (error.kind() == ErrorKind::kPeerLost && error.rank() == peer) {
       liveness_.note_end(peer);
@@ -338,7 +339,10 @@ bool Context::complete(QueueId id) {
   try {
     return transport_->complete(id);
   } catch (const Error& error) {
+    // A plan's late write to a rank that has given it up.
+    if (error.kind() == ErrorKind::kSegment && id == plan_queue()) return false;
     if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
+    if (closed()) refuse_use();
     liveness_.note_end(error.rank());
     // A rank that left in peace or whose loss was accepted is no reason to fail a wait.
     const Health health = liveness_.health(error.rank());

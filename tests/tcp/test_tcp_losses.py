@@ -59,7 +59,7 @@ def test_one_of_two_leaves_in_peace(job: Callable[..., Job]) -> None:
     assert ranks.event(0, "lost")["health"][1] == "closed", ranks.transcript()
 
 
-@pytest.mark.parametrize("what", ["atomics", "read", "refused", "forks"])
+@pytest.mark.parametrize("what", ["atomics", "read", "refused", "written", "forks"])
 def test_what_a_peer_does_not_answer_raises(job: Callable[..., Job], what: str) -> None:
     ranks = job("service.py", 2, what)
     assert ranks.ended() == [0, 0], ranks.transcript()

@@ -46,14 +46,17 @@ import os, signal
 import pgasdl
 
 with pgasdl.init(timeout=60, log="error") as ctx:
-    print(f"rank {ctx.rank}:", *map(ctx.transport_of, range(4)), flush=True)
+    def say(what):
+        os.write(1, f"rank {ctx.rank}{what}\\n".encode())  # at once
+
+    say(": " + " ".join(map(ctx.transport_of, range(4))))
     ctx.barrier()
     try:
         if ctx.rank == VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
         ctx.barrier()
     except pgasdl.PeerLostError as error:
-        print(f"rank {ctx.rank} lost {error.rank}")
+        say(f" lost {error.rank}")
         left = ctx.survivors()
         left.barrier()
 """

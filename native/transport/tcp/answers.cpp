@@ -5,6 +5,11 @@
 #include "transport/raise_flag.hpp"
 
 namespace pgasdl {
+namespace {
+
+constexpr std::size_t kMost = 1 << 20;  // answers that have not left: the deepest queue's
+
+}  // namespace
 
 TcpAnswers::TcpAnswers(TcpSocket socket, int events, Rank peer, QueueId queue,
                        const TcpMemories& memories, const std::atomic<WakeWord*>& sleeper)
@@ -41,7 +46,11 @@ void TcpAnswers::finish(const TcpFrame& frame) {
       asked_ = true;
       return;
     case Kind::kWrite:
-      if (frame.flag != TcpFrame::Flag::kNone) raise(frame);
+      if (frame.bytes != 0 && !stored()) {
+        refused_ = true;
+      } else if (frame.flag != TcpFrame::Flag::kNone) {
+        raise(frame);
+      }
       break;
     case Kind::kRead: {
       auto memory = frame.bytes == 0 ? nullptr : checked(frame, frame.bytes);
@@ -86,13 +95,15 @@ void TcpAnswers::raise(const TcpFrame& frame) const {
 
 void TcpAnswers::answer(TcpFrame frame, const std::byte* data, std::shared_ptr<const void> keep) {
   const std::lock_guard lock(leave_mutex_);
+  if (backlog() >= kMost) return end_locked("it takes no answers");
   push(frame, data, std::move(keep));
   flush_locked();
 }
 
 void TcpAnswers::drained() {
   if (!std::exchange(asked_, false)) return;
-  answer({.kind = TcpFrame::Kind::kAcknowledge, .operand = n_taken_});
+  const std::uint32_t refused = std::exchange(refused_, false) ? 1 : 0;
+  answer({.kind = TcpFrame::Kind::kAcknowledge, .operand = n_taken_, .value = refused});
 }
 
 void TcpAnswers::say_farewell(std::uint64_t word) {

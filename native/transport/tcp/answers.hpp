@@ -33,6 +33,7 @@ class TcpAnswers final : public TcpStream {
   const std::atomic<WakeWord*>& sleeper_;
   std::uint64_t n_taken_ = 0;
   bool asked_ = false;
+  bool refused_ = false;  // a write since the latest acknowledgement
 };
 
 }  // namespace pgasdl

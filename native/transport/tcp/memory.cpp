@@ -58,10 +58,11 @@ RemoteSegment TcpMemories::attach(Rank peer, const std::string& bytes) {
   return remote;
 }
 
-void TcpMemories::retract(const LocalSegment& segment) {
-  if (segment.keep == nullptr) return;
+std::shared_ptr<const TcpMemory> TcpMemories::retract(const LocalSegment& segment) {
+  if (segment.keep == nullptr) return nullptr;
   const std::lock_guard lock(mutex_);
-  all_.erase(*static_cast<const std::uint32_t*>(segment.keep.get()));
+  const auto found = all_.extract(*static_cast<const std::uint32_t*>(segment.keep.get()));
+  return found.empty() ? nullptr : found.mapped();
 }
 
 std::uint32_t TcpMemories::number_of(const RemoteSegment& remote) {

@@ -25,8 +25,8 @@ class TcpMemories : public std::enable_shared_from_this<TcpMemories> {
   static RemoteSegment attach(Rank peer, const std::string& description);
   // The number of a peer's copy.
   static std::uint32_t number_of(const RemoteSegment& remote);
-  // Peers reach it no more.
-  void retract(const LocalSegment& segment);
+  // Peers find it no more. The memory; null: it was not published.
+  std::shared_ptr<const TcpMemory> retract(const LocalSegment& segment);
   // Null: there is none, or no more.
   std::shared_ptr<const TcpMemory> find(std::uint32_t number) const;
 

@@ -147,6 +147,12 @@ bool TcpRequests::reached(std::uint64_t mark) const {
   return (n_taken_.load(std::memory_order_acquire) & kMarkMask) >= (mark & kMarkMask);
 }
 
+void TcpRequests::refused(const char* what) {
+  const std::string why =
+      text("rank ", peer(), " refused ", what, ": it has deleted its copy of the segment");
+  queue_.faults.add(Error(ErrorKind::kSegment, why), peer());
+}
+
 void TcpRequests::over(std::uint64_t requests) {
   queue_.n_over.fetch_add(requests, std::memory_order_release);
 }
@@ -202,16 +208,14 @@ void TcpRequests::finish(const TcpFrame& frame) {
       if (frame.operand < before || frame.operand > most) {
         throw_malformed("acknowledgement", peer());
       }
+      if (frame.value != 0) refused("a write");
       n_taken_.store(frame.operand, std::memory_order_release);
       over(frame.operand - before);
     } else {
       Expected& first = expected_.front();
       if (frame.kind == TcpFrame::Kind::kRefused) {
         refused_ = first.number;
-        queue_.faults.add(Error(ErrorKind::kSegment, text("rank ", peer(),
-                                                          " refused a read or an atomic: it has "
-                                                          "deleted its copy of the segment")),
-                          peer());
+        refused("a read or an atomic");
       } else {
         if (first.old != nullptr) *first.old = frame.operand;
         // Bytes that were refused are not told of.

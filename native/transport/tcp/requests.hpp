@@ -17,7 +17,8 @@ struct TcpQueue {
 
   bool complete() {
     faults.raise();
-    return n_over.load(std::memory_order_acquire) == n_posted.load(std::memory_order_relaxed);
+    const std::uint64_t over = n_over.load(std::memory_order_acquire);
+    return over == n_posted.load(std::memory_order_relaxed);
   }
 };
 
@@ -67,6 +68,7 @@ class TcpRequests final : public TcpStream {
   bool admits();
   void post(const TcpFrame& frame, const std::byte* data, std::shared_ptr<const void> keep);
   void ask_locked();
+  void refused(const char* what);
   void over(std::uint64_t requests);
   void closed(const std::string& why) override;
   void ended_locked(const std::string& why) override;

@@ -60,8 +60,20 @@ void TcpStream::flush() {
 
 void TcpStream::take_over() {
   const std::lock_guard lock(leave_mutex_);
+  copy_leaving(nullptr);
+}
+
+void TcpStream::abandon(const std::shared_ptr<const void>& memory) {
+  const std::scoped_lock lock(leave_mutex_, arrive_mutex_);
+  copy_leaving(memory);
+  if (keep_ != memory) return;
+  target_ = nullptr;
+  keep_.reset();
+}
+
+void TcpStream::copy_leaving(const std::shared_ptr<const void>& keep) {
   for (Leaving& each : leaving_) {
-    if (each.data == nullptr || each.keep != nullptr) continue;
+    if (each.data == nullptr || each.keep != keep) continue;
     auto copy =
         std::make_shared<std::vector<std::byte>>(each.data, each.data + each.frame.payload());
     each.data = copy->data();

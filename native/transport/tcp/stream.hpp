@@ -38,6 +38,8 @@ class TcpStream {
   void take_over();
   // Ends the connection from this side. Any thread.
   void end(const std::string& why);
+  // Neither stores to that memory nor sends from it any more. Any thread.
+  void abandon(const std::shared_ptr<const void>& memory);
   // Closes the descriptor of a connection that has ended; false: it was closed before.
   bool retire();
 
@@ -59,6 +61,8 @@ class TcpStream {
   virtual std::byte* begin(const TcpFrame& frame, std::shared_ptr<const void>& keep) = 0;
   // All its bytes have arrived.
   virtual void finish(const TcpFrame& frame) = 0;
+  // They came to memory, which is still there. For finish().
+  bool stored() const { return keep_ != nullptr; }
   // All that had arrived has been taken.
   virtual void drained() {}
   // The peer has closed the connection, or it broke: end() must follow.
@@ -75,6 +79,7 @@ class TcpStream {
     std::uint64_t bytes() const { return sizeof frame + (data == nullptr ? 0 : frame.payload()); }
   };
   void watch(bool room);
+  void copy_leaving(const std::shared_ptr<const void>& keep);
   void take(std::size_t got);
   void arrived();
 

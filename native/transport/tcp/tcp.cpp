@@ -116,6 +116,13 @@ RemoteSegment TcpTransport::attach(Rank peer, const std::string& description, in
   return TcpMemories::attach(peer, description);
 }
 
+void TcpTransport::retract(const LocalSegment& segment) {
+  const auto memory = memories_->retract(segment);
+  if (memory == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  for (TcpAnswers* answers : answers_) answers->abandon(memory);
+}
+
 bool TcpTransport::service() {
   clear(news_);
   return false;

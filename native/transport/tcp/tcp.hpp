@@ -30,7 +30,7 @@ class TcpTransport final : public Transport {
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, int device,
                        Deadline deadline) override;
-  void retract(const LocalSegment& segment) override { memories_->retract(segment); }
+  void retract(const LocalSegment& segment) override;
   int service_descriptor() const override { return news_.get(); }
   bool service() override;
   void end_service() override;

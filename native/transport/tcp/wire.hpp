@@ -21,7 +21,7 @@ struct TcpFrame {
     kData,         // answers kRead: followed by `bytes`
     kOld,          // answers kAdd and kSwap: `operand`
     kRefused,      // answers a read or an atomic: there is no such segment any more
-    kAcknowledge,  // `operand` requests have been taken in all
+    kAcknowledge,  // `operand` requests have been taken in all; `value`: a write was refused
     kFarewell,     // `operand`: a word about the end of the rank that answers
   };
   // Of a write: what to do with the word `notification` of the board of segment `board`, after all

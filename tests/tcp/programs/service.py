@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+import numpy as np
 from rank_tools import say
 
 import pgasdl
@@ -62,6 +63,37 @@ def refused(ctx: Context) -> None:
     ctx.barrier()
 
 
+def written(ctx: Context) -> None:
+    """Who deletes bound memory may use it at once, and who writes there hears of it."""
+    for _ in range(5):
+        array = np.zeros(32 << 20, np.uint8)
+        segment = ctx.bind(array)
+        ctx.barrier()
+        if ctx.rank == 0:
+            while not array[0]:
+                time.sleep(0)
+            segment.delete()
+            kept = array.copy()
+            ctx.barrier()
+            ctx.barrier()
+            if not np.array_equal(array, kept):
+                say("wrong", now=int(array.sum()), then=int(kept.sum()))
+            continue
+        array[:] = 7
+        ctx.write(segment[:], 0, segment[:])
+        with contextlib.suppress(SegmentError):
+            ctx.wait()
+        ctx.barrier()
+        ctx.write(segment[:8], 0, segment[:8])
+        try:
+            ctx.wait()
+            say("wrong", wait="passed")
+        except SegmentError:
+            say("raised")
+        ctx.barrier()
+        segment.delete()
+
+
 def forks(ctx: Context) -> None:
     """A child's child keeps the files that the child has opened."""
     ctx.barrier()
@@ -76,4 +108,4 @@ def forks(ctx: Context) -> None:
 
 
 with pgasdl.init() as made:
-    {"atomics": atomics, "read": read, "refused": refused, "forks": forks}[sys.argv[1]](made)
+    {each.__name__: each for each in (atomics, read, refused, written, forks)}[sys.argv[1]](made)
