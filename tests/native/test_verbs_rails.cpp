@@ -146,7 +146,7 @@ void striped() {
       }
       local.barrier();
     }
-    CHECK(local.context.transport().describe().find("stripes of 65536 bytes") == 0);
+    CHECK(local.context.transport().describe().find("RDMA by stripes of 65536 bytes") == 0);
   });
   const std::uint64_t least = 3 * 32 / 2 * kStripe / 4096;  // packets of half of the bytes
   for (int i = 0; i < 2; ++i) {

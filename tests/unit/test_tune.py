@@ -234,7 +234,8 @@ def test_unlike_nodes_are_measured_by_the_largest(monkeypatch: pytest.MonkeyPatc
     def program(ctx: Context) -> tuple[Calibration, list[str]]:
         session = Session(ctx, Output(ctx.rank), rounds=1, seconds=0.001)
         found = calibrate(session)
-        predicted = predict_all(ctx, found, choices_here(ctx), 4096)
+        for kind in ("broadcast", "reduce", "average"):
+            predicted = predict_all(ctx, found, choices_here(ctx, kind), 4096, kind)
         return found, [str(choice) for choice in predicted]
 
     (found, choices), *others = loopback.run(3, program)

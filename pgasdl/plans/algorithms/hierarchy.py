@@ -78,9 +78,9 @@ def tuned(plan: str) -> Callable[[Case], dict[str, Any]]:
         if case.kind in ROOTED:
             best, chunks = _best_of(case)
             group = best.group
-        elif case.kind not in EXCHANGES or plan == "chain":
+        elif case.kind not in EXCHANGES:
             group = 0
-        found = {name: group} if group else {}
+        found = {name: group} if group and plan != "chain" else {}
         return found | ({"chunks": chunks} if chunks else {})
 
     return options
