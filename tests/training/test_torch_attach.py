@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 from collections.abc import Callable
 from typing import Any
@@ -112,21 +113,27 @@ def test_a_closure_is_called_before_the_step(deferred: bool | None) -> None:
         same(net, reference(2, adamw))
 
 
-@pytest.mark.parametrize("options", [{}, {"deferred": False}, {"kind": "update"}], ids=str)
-def test_gradients_add_up_and_are_clipped(options: dict[str, Any]) -> None:
-    """The mean gradient is: kind "update" has none."""
+@pytest.mark.parametrize(
+    ("options", "hooked"),
+    [({}, False), ({}, True), ({"deferred": False}, False), ({"kind": "update"}, False)],
+)
+def test_gradients_add_up_and_are_clipped(options: dict[str, Any], hooked: bool) -> None:
+    """The mean gradient is, also by a hook of the step: kind "update" has none."""
     clip = None if options.get("kind") == "update" else 0.5
 
     def program(ctx: Any) -> Any:
         net = made()
         optimizer, scheduler = sgd(net)
+        if hooked:
+            clips = functools.partial(nn.utils.clip_grad_norm_, max_norm=clip)
+            optimizer.register_step_pre_hook(lambda *_: clips(net.parameters()) and None)
         with attach(net, optimizer, context=ctx, **options) as attached:
             for step in range(STEPS):
                 optimizer.zero_grad()
                 with attached.no_sync():
                     loss_of(net, step, ctx.rank, 0).backward()
                 loss_of(net, step, ctx.rank, 1).backward()
-                if clip:
+                if clip and not hooked:
                     attached.wait()  # as not every rank's backward reaches all
                     assert nn.utils.clip_grad_norm_(net.parameters(), clip) > 0
                 optimizer.step()

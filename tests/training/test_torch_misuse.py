@@ -61,6 +61,17 @@ def test_what_cannot_be_attached_is_refused(ctx: Any) -> None:
     attach(other, lbfgs, context=ctx).detach()  # nothing was begun
 
 
+@pytest.mark.parametrize("early", [False, True])
+@on_ranks(1)
+def test_a_hook_of_the_step_is_refused_where_no_rank_has_the_mean(ctx: Any, early: bool) -> None:
+    net, optimizer = small()
+    with attach(net, optimizer, context=ctx, kind="update", early=early):
+        optimizer.register_step_post_hook(lambda *_: None)
+        with pytest.raises(pgasdl.errors.ConfigError, match=r'kind="average", or remove'):
+            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+
+
 @on_ranks(1)
 def test_a_wrong_use_is_refused_before_it_harms(ctx: Any) -> None:
     net, optimizer = small()

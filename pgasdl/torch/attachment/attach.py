@@ -110,8 +110,8 @@ def attach(
     Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
     gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that
     PyTorch does not know looks at gradients and parameters unnoticed: call ``wait()`` and
-    :meth:`Attachment.synchronize` before. With deferred steps a hook of the optimizer's step runs
-    once for each layer. ``torch.compile`` leaves its graph before each layer. CaffeGPI, section 3.
+    :meth:`Attachment.synchronize` before. A step is not deferred if the optimizer has hooks of its
+    step. ``torch.compile`` leaves its graph before each layer. CaffeGPI, section 3.
 
     In kind "update" the exchange keeps the weights, too, and an owner makes its step when it calls
     ``optimizer.step()``, with the hyperparameters of that moment. It works with PyTorch's SGD,
@@ -119,10 +119,10 @@ def attach(
     alone. ``optimizer.state_dict()``, a copy of the optimizer and a look at ``optimizer.state`` are
     collective: they gather the whole state, and the next step takes in what was changed; loading
     gives each rank its share. Every step needs ``zero_grad()``. No rank has the whole mean
-    gradient, so it cannot be clipped or scaled. The bits are those of kind "average", the same on
-    all ranks, unless the optimizer is fused or its parameters have 16 bits: PyTorch then rounds the
-    last elements of a piece in another way. After an exception in the ``with`` block the
-    optimizer's state is lost.
+    gradient, so neither clipping nor scaling nor a hook of the step can see it. The bits are those
+    of kind "average", the same on all ranks, unless the optimizer is fused or its parameters have
+    16 bits: PyTorch then rounds the last elements of a piece in another way. After an exception in
+    the ``with`` block the optimizer's state is lost.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ConfigError("DistributedDataParallel averages already: attach to model.module")

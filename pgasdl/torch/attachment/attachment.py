@@ -19,7 +19,12 @@ from pgasdl.torch.attachment.guards import guard
 from pgasdl.torch.attachment.hooks import Callbacks, LoopHooks
 from pgasdl.torch.attachment.kinds import Average, Kind
 from pgasdl.torch.attachment.layers import ModelLayer, Settings, State, find_layers, require_in
-from pgasdl.torch.attachment.optimizer import OptimizerState, PartialStep, steps_by_parameter
+from pgasdl.torch.attachment.optimizer import (
+    OptimizerState,
+    PartialStep,
+    has_step_hooks,
+    steps_by_parameter,
+)
 from pgasdl.torch.attachment.replicate import broadcast
 from pgasdl.torch.attachment.update import Update
 from pgasdl.torch.untraced import untraced
@@ -183,7 +188,7 @@ class Attachment:
         for layer in self._layers:
             layer.claim()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
-        if self._average is not None and not self.deferred:
+        if self._average is not None and (not self.deferred or has_step_hooks(self.optimizer)):
             self._average.step_at_once()
             return
         self._scatter_state()

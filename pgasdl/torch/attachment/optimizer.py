@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.layers import Settings
@@ -19,6 +20,12 @@ def steps_by_parameter(optimizer: Optimizer) -> bool:
     """
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, LBFGS)
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether a step calls functions of the program, which may look at every parameter."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
 class PartialStep:

@@ -21,7 +21,7 @@ from pgasdl.group import Group
 from pgasdl.torch.attachment import modes
 from pgasdl.torch.attachment.kinds import Kind
 from pgasdl.torch.attachment.layers import ModelLayer, State
-from pgasdl.torch.attachment.optimizer import PartialStep
+from pgasdl.torch.attachment.optimizer import PartialStep, has_step_hooks
 from pgasdl.torch.attachment.shards import Shards, require_elementwise
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.owner import Block
@@ -107,6 +107,11 @@ class Update(Kind):
     def before_step(self, layers: Sequence[ModelLayer]) -> None:
         """Refuse steps that would need the mean gradient on every rank, or a captured graph."""
         self.exchange._require_no_capture('a step of kind "update"')
+        if has_step_hooks(self._optimizer):
+            raise ConfigError(
+                "a hook of the optimizer's step would see this rank's part of the mean gradients "
+                'alone: attach with kind="average", or remove the hook'
+            )
         for layer in layers:
             layer.require_in_place()
             if layer.state is State.SPENT and layer.has_spent():
