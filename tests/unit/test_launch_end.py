@@ -235,6 +235,11 @@ def test_daemons_of_a_good_job_end_with_it() -> None:
         assert gone(pids)
 
 
+def test_a_daemon_that_writes_without_end_ends_with_its_rank() -> None:
+    program = "import subprocess; subprocess.Popen(['yes'], start_new_session=True)"
+    assert run("-n", "1", "-c", program, timeout=20).returncode == 0
+
+
 def test_a_caller_that_ignores_the_end_of_children_waits_for_them() -> None:
     """Some supervisors ignore SIGCHLD; then no signal would ever say that a rank has ended."""
     caller = (

@@ -23,7 +23,7 @@ from pgasdl.errors import BootstrapError, ConfigError
 from pgasdl.runtime.bootstrap import StoreServer
 from pgasdl.runtime.bootstrap.rendezvous import sealed_secret
 from pgasdl.runtime.launch.guard import FORWARDED, guarded, kill_descendants, signal_name
-from pgasdl.runtime.launch.output import Multiplexer, Stream
+from pgasdl.runtime.launch.output import MAX_KEPT, Multiplexer, Stream
 
 _LOG = logging.getLogger("pgasdl.runtime.launch")
 _SHIM = str(Path(__file__).with_name("shim.py"))
@@ -292,7 +292,7 @@ class _Launcher:
             return
         stream = self._reading[descriptor][0]
         try:
-            data = os.read(descriptor, 1 << 16)
+            data = os.read(descriptor, MAX_KEPT)  # all that a pipe holds
         except BlockingIOError:
             return
         if data:
@@ -324,7 +324,9 @@ class _Launcher:
             os.killpg(entry.process.pid, signal.SIGKILL)
         entry.status = entry.process.wait()
         for descriptor in [d for d, (_, owner, _) in self._reading.items() if owner is entry]:
-            self._drain(descriptor)
+            self._read(descriptor)
+            if descriptor in self._reading:  # a process that it has left behind writes on
+                self._close(descriptor)
         if entry.status == 0:
             self._ended_well.append(entry.rank)
         elif self._status == 0:
@@ -345,13 +347,6 @@ class _Launcher:
         if not reason and entry.status == 1 and entry.errors:  # as after an exception
             reason = entry.errors.raised.decode(errors="replace").removeprefix("pgasdl.errors.")
         return "" if reason == f"SystemExit: {entry.status}" else reason[:_LONGEST_REASON]
-
-    def _drain(self, descriptor: int) -> None:
-        stream = self._reading[descriptor][0]
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(descriptor, 1 << 16):
-                self._output.feed(stream, data)
-        self._close(descriptor)
 
     def _report(self) -> None:
         """Name the rank that failed first, in a line; one that only lost another did not."""
