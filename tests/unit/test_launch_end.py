@@ -183,6 +183,18 @@ def test_signals_reach_all_ranks(number: int, status: int, said: str | None) -> 
         assert process.wait(15) == status
 
 
+def test_a_signal_ends_the_wait_for_a_reader() -> None:
+    """Without one it has no end: a reader that pauses gets all of the output."""
+    with running("-n", "1", "-c", "print('x\\n' * 99999)") as process:
+        read_line(process)
+        launcher = _launcher_of(process.pid)
+        children = Path(f"/proc/{launcher}/task/{launcher}/children")
+        while children.read_text():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 143
+
+
 def test_flight_record_signal_kills_no_rank_that_does_not_know_it() -> None:
     program = "import time; print('ready', flush=True); time.sleep(0.5)"
     with running("-n", "1", "-c", program) as process:

@@ -51,9 +51,9 @@ class Sink:
 
     def flush_some(self) -> None:
         """Write as much as does not block."""
-        while self.kept and self.error is None:
-            if not self._writable(0):
-                return
+        poller = select.poll()
+        poller.register(self.descriptor, select.POLLOUT)
+        while self.kept and self.error is None and poller.poll(0):
             try:
                 del self.kept[: os.write(self.descriptor, self.kept[:_PIECE])]
             except BlockingIOError:
@@ -61,16 +61,6 @@ class Sink:
             except OSError as error:
                 self.error = error
                 self.kept.clear()
-
-    def flush_all(self, seconds: float) -> None:
-        """Write everything; stop when nothing can be written for so many seconds."""
-        while self.kept and self.error is None and self._writable(seconds):
-            self.flush_some()
-
-    def _writable(self, seconds: float) -> bool:
-        poller = select.poll()
-        poller.register(self.descriptor, select.POLLOUT)
-        return bool(poller.poll(seconds * 1000))
 
 
 @dataclass(eq=False)

@@ -28,7 +28,6 @@ from pgasdl.runtime.launch.output import MAX_KEPT, Multiplexer, Stream
 _LOG = logging.getLogger("pgasdl.runtime.launch")
 _SHIM = str(Path(__file__).with_name("shim.py"))
 _REPORT_SECONDS = 1.0  # for the survivors to report the loss, before SIGTERM
-_STUCK_READER_SECONDS = 10.0
 _LONGEST_REASON = 300
 
 
@@ -171,11 +170,11 @@ class _Launcher:
             self._server = server
             with server:
                 self._start_all(job_id, format_value(server.address), descriptor)
-                self._loop()
-        for sink in self._output.sinks:
-            sink.flush_all(_STUCK_READER_SECONDS)
-            if sink.error:
-                self._cannot_write(sink.error)
+                while self._running:
+                    self._turn()
+                self._report()
+        while any(sink.kept for sink in self._output.sinks):  # until it is read, or a signal comes
+            self._turn()
         return self._status
 
     def _start_all(self, job_id: str, store: str, descriptor: int) -> None:
@@ -238,22 +237,19 @@ class _Launcher:
     def _watch(self, descriptor: int) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(descriptor))
 
-    def _loop(self) -> None:
-        while self._running:
-            self._keep_pace()
-            events = self._selector.select(self._patience())
-            for key, mask in events:
-                if mask & selectors.EVENT_READ:
-                    key.data()
-            self._end_zombies()
-            self._handle_signals()
-            self._handle_deadlines()
-            for sink in self._output.sinks:
-                sink.flush_some()
-                if sink.error:
-                    self._cannot_write(sink.error)
-        self._report()
-        self._selector.close()
+    def _turn(self) -> None:
+        self._keep_pace()
+        events = self._selector.select(self._patience())
+        for key, mask in events:
+            if mask & selectors.EVENT_READ:
+                key.data()
+        self._end_zombies()
+        self._handle_signals()
+        self._handle_deadlines()
+        for sink in self._output.sinks:
+            sink.flush_some()
+            if sink.error:
+                self._cannot_write(sink.error)
 
     def _cannot_write(self, error: OSError) -> None:
         """End the ranks, once; a reader that went away is no error to report."""
@@ -409,6 +405,10 @@ class _Launcher:
                 self._interrupt()
             else:
                 self._end_all(number)
+            if not self._running and number != signal.SIGUSR1:
+                self._status = self._status or 128 + number
+                for sink in self._output.sinks:
+                    sink.kept.clear()
             if number in (signal.SIGTERM, signal.SIGHUP):
                 self._kill_at = self._kill_at or time.monotonic() + self._job.grace
 
