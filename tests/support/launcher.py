@@ -35,8 +35,12 @@ def run(
 def running(
     *arguments: str, stderr: int = subprocess.PIPE, **variables: str
 ) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A job that runs during the ``with`` block and is ended after it."""
-    return starting.running(command(*arguments), env=environment(**variables), stderr=stderr)
+    """A job that runs during the ``with`` block and is ended after it.
+
+    It ignores no signal, although these tests may, such as SIGHUP under nohup.
+    """
+    words = ["env", "--default-signal", *command(*arguments)]
+    return starting.running(words, env=environment(**variables), stderr=stderr)
 
 
 def torchrun(

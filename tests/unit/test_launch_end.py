@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import starting
 from support.environment import environment
 from support.launcher import command, run, running
 from support.leftovers import alive, gone
@@ -193,6 +195,18 @@ def test_a_signal_ends_the_wait_for_a_reader() -> None:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 143
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    """As SIGHUP under nohup, whose terminal goes away."""
+    caller = f"trap '' HUP; exec {shlex.join(command('-n', '1', '-c', _SIGNALLED))}"
+    with starting.running(["bash", "-c", caller], env=environment()) as process:
+        read_line(process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGUSR1)
+        assert read_line(process) == "[0] usr1\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 143
 
 
 def test_flight_record_signal_kills_no_rank_that_does_not_know_it() -> None:

@@ -22,14 +22,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _SI_KERNEL = 0x80
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+def forwarded() -> set[signal.Signals]:
+    """Return the signals that go to the ranks: not those ignored here, as SIGHUP under nohup."""
+    return {number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
 
 
 def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
     """Run ``work`` in a forked process and return its exit status.
 
     Call it before any thread starts. ``work`` gets a function that says whether this process, its
-    guard, is gone. It starts with the signals ``FORWARDED`` blocked, and unblocks them when it is
+    guard, is gone. It starts with the signals ``forwarded()`` blocked, and unblocks them when it is
     ready. When the guard dies, ``work`` gets SIGTERM. Afterwards this process has its earlier
     signal mask and children again.
     """
@@ -37,7 +42,7 @@ def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(reaper), 0, 0, 0)
     guard = os.getpid()
     children = frozenset(_children().get(guard, ()))
-    signals = {*FORWARDED, signal.SIGQUIT, signal.SIGCHLD}
+    signals = {*forwarded(), signal.SIGQUIT, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -22,7 +22,7 @@ from pgasdl.config import Config, format_value
 from pgasdl.errors import BootstrapError, ConfigError
 from pgasdl.runtime.bootstrap import StoreServer
 from pgasdl.runtime.bootstrap.rendezvous import sealed_secret
-from pgasdl.runtime.launch.guard import FORWARDED, guarded, kill_descendants, signal_name
+from pgasdl.runtime.launch.guard import forwarded, guarded, kill_descendants, signal_name
 from pgasdl.runtime.launch.output import MAX_KEPT, Multiplexer, Stream
 
 _LOG = logging.getLogger("pgasdl.runtime.launch")
@@ -378,12 +378,13 @@ class _Launcher:
         for descriptor in (self._wake, wake):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in FORWARDED:
+        signals = forwarded()
+        for number in signals:
             signal.signal(number, self._note_signal)
         # It wakes the loop. A pidfd per rank would, too, but is not available everywhere.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
     def _note_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
