@@ -17,7 +17,8 @@ from pgasdl.transports import SETTINGS
 _HELP = """\
 Start N ranks of a Python program on this machine and end with the status of the first that
 fails (128 + the signal's number if it was killed). Everything from the program on is the
-program's own. Signals go to all ranks; standard input goes to rank 0.
+program's own. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all ranks; standard input goes to
+rank 0.
 """
 _PROGRAM = "(PROGRAM.py | -m MODULE | -c CODE) [ARGUMENTS]..."
 _VALUE_OPTIONS = ("-n", "--transport", "--timeout", "--grace")

@@ -162,6 +162,7 @@ def test_rank_that_ignores_sigterm_is_killed() -> None:
 _SIGNALLED = (
     "import os, signal, sys, time\n"
     "signal.signal(signal.SIGUSR1, lambda *_: print('usr1', flush=True))\n"
+    "signal.signal(signal.SIGUSR2, lambda *_: print('usr2', flush=True))\n"
     "try:\n"
     "    print('ready', flush=True)\n"
     "    time.sleep(60)\n"
@@ -176,8 +177,9 @@ _SIGNALLED = (
 def test_signals_reach_all_ranks(number: int, status: int, said: str | None) -> None:
     with running("-n", "2", "-c", _SIGNALLED) as process:
         assert sorted(read_line(process)[4:] for _ in range(2)) == ["ready\n"] * 2
-        process.send_signal(signal.SIGUSR1)
-        assert sorted(read_line(process) for _ in range(2)) == ["[0] usr1\n", "[1] usr1\n"]
+        for told, word in ((signal.SIGUSR1, "usr1\n"), (signal.SIGUSR2, "usr2\n")):
+            process.send_signal(told)
+            assert sorted(read_line(process)[4:] for _ in range(2)) == [word, word]
         process.send_signal(number)
         if said:
             expected = [f"[0] {said}\n", f"[1] {said}\n"]

@@ -22,7 +22,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _SI_KERNEL = 0x80
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+TOLD = (signal.SIGUSR1, signal.SIGUSR2)  # programs go on after these
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *TOLD)
 
 
 def forwarded() -> set[signal.Signals]:

@@ -22,7 +22,7 @@ from pgasdl.config import Config, format_value
 from pgasdl.errors import BootstrapError, ConfigError
 from pgasdl.runtime.bootstrap import StoreServer
 from pgasdl.runtime.bootstrap.rendezvous import sealed_secret
-from pgasdl.runtime.launch.guard import forwarded, guarded, kill_descendants, signal_name
+from pgasdl.runtime.launch.guard import TOLD, forwarded, guarded, kill_descendants, signal_name
 from pgasdl.runtime.launch.output import MAX_KEPT, Multiplexer, Stream
 
 _LOG = logging.getLogger("pgasdl.runtime.launch")
@@ -127,10 +127,10 @@ class _Rank:
         return self.reason.startswith("PeerLostError")
 
     def signal(self, number: int) -> None:
-        """Signal the rank and its processes; SIGUSR1 only the rank, since it would kill them."""
+        """Signal the rank and its processes; by those of ``TOLD`` only it: they kill the others."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                if number == signal.SIGUSR1:
+                if number in TOLD:
                     os.kill(self.process.pid, number)
                 else:
                     os.killpg(self.process.pid, number)
@@ -406,7 +406,7 @@ class _Launcher:
                 self._interrupt()
             else:
                 self._end_all(number)
-            if not self._running and number != signal.SIGUSR1:
+            if not self._running and number not in TOLD:
                 self._status = self._status or 128 + number
                 for sink in self._output.sinks:
                     sink.kept.clear()
