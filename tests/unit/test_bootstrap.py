@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from raw_rank import JOB, SECRET, RawRank, client
@@ -404,6 +405,27 @@ def test_server_may_come_later() -> None:
         time.sleep(0.1)
         with StoreServer(SECRET, 1, *address, job_id=JOB), late.result(10) as store:
             store.put("a", b"")
+
+
+def test_name_of_the_server_may_be_known_later(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a pod, which has none before it has an address."""
+    real, asked = socket.getaddrinfo, []
+
+    def late(host: str, *rest: Any, **options: Any) -> Any:
+        asked.append(host)
+        if len(asked) < 4:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1", *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    with StoreClient(("rank0.train", server.address[1]), SECRET, 0, 4, JOB, 10) as store:
+        store.put("a", b"")
+    assert asked == ["rank0.train"] * 4
+    asked[:] = []
+    with pytest.raises(PgasTimeoutError, match=r"rank0\.train.*Name or service not known"):
+        StoreClient(("rank0.train", 1), SECRET, 1, 4, JOB, 0.01)
 
 
 def test_no_descriptor_is_left() -> None:

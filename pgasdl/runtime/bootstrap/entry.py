@@ -93,8 +93,6 @@ def admit(
                         f"what answers at {places} is not the store of this job: {error}"
                     ) from None
                 last = error
-            except socket.gaierror as error:
-                raise BootstrapError(f"cannot resolve {address[0]!r}: {error}") from error
             except (OSError, ProtocolError) as error:
                 if getattr(error, "errno", None) == errno.ENETUNREACH and is_loopback(address[0]):
                     raise BootstrapError(
