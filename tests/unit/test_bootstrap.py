@@ -428,6 +428,24 @@ def test_name_of_the_server_may_be_known_later(
         StoreClient(("rank0.train", 1), SECRET, 1, 4, JOB, 0.01)
 
 
+def test_server_at_a_name_that_has_no_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *rest, **more: real("::1", *rest, **more))
+    with StoreServer(SECRET, 1, "rank0.train", job_id=JOB) as running:
+        assert running.address[0] == "::1"
+        with StoreClient(("rank0.train", running.address[1]), SECRET, 0, 1, JOB, 10) as store:
+            store.put("a", b"")
+
+
+def test_server_at_an_address_of_another_machine() -> None:
+    with pytest.raises(BootstrapError, match=r"192\.0\.2\.77 port 0.*pgasdl topo"):
+        StoreServer(SECRET, 1, "192.0.2.77")
+
+
 def test_no_descriptor_is_left() -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))

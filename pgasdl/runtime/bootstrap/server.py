@@ -61,16 +61,15 @@ def listen(bind: str, port: int = 0) -> socket.socket:
     """Return a socket that listens at ``bind``, for a later server; BootstrapError: it cannot."""
     if not bind:
         raise BootstrapError("the store binds to one address, give it")
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((bind, port))
-        listener.listen(BACKLOG)
+        places = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)
+        family, *_, place = min(places, key=lambda each: each[0])  # IPv4 if it has both
+        return socket.create_server(place, family=family, backlog=BACKLOG)
     except OSError as error:
-        listener.close()
-        raise BootstrapError(f"cannot serve the store on {bind} port {port}: {error}") from error
-    return listener
+        hint = "; `pgasdl topo` has this machine's" if error.errno == errno.EADDRNOTAVAIL else ""
+        raise BootstrapError(
+            f"cannot serve the store on {bind} port {port}: {error}{hint}"
+        ) from error
 
 
 class StoreServer:
