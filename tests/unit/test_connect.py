@@ -166,6 +166,16 @@ def test_several_machines_with_a_secret(tmp_path: Path) -> None:
     assert results == [[b"0", b"1"]] * 2
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("store", [("node..cluster", 29511), None])
+def test_a_word_that_cannot_be_a_name_is_refused_at_once(
+    rank: int, store: tuple[str, int] | None, tmp_path: Path
+) -> None:
+    config = Config.from_environment({}, store=store, secret_file=secret_file(tmp_path))
+    with pytest.raises(BootstrapError, match=r"node\.\.cluster.*label empty"):
+        connect(config, Launch("torchrun", rank, 2, 0, 1, "job", "node..cluster"))
+
+
 # How the secret is protected.
 
 
@@ -175,9 +185,11 @@ def test_secret_file_others_can_reach(tmp_path: Path, mode: int) -> None:
         rendezvous.secret_from_file(secret_file(tmp_path, mode))
 
 
-def test_secret_file_that_is_none(tmp_path: Path) -> None:
+def test_secret_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = secret_file(tmp_path)
     assert rendezvous.secret_from_file(good) == Path(good).read_bytes()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert rendezvous.secret_from_file("~/secret") == Path(good).read_bytes()
     (tmp_path / "link").symlink_to(good)
     os.mkfifo(tmp_path / "fifo", 0o600)
     (tmp_path / "folder").mkdir(0o700)

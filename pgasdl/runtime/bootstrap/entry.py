@@ -93,6 +93,8 @@ def admit(
                         f"what answers at {places} is not the store of this job: {error}"
                     ) from None
                 last = error
+            except UnicodeError as error:
+                raise BootstrapError(f"{address[0]!r} is no name of a machine: {error}") from error
             except (OSError, ProtocolError) as error:
                 if getattr(error, "errno", None) == errno.ENETUNREACH and is_loopback(address[0]):
                     raise BootstrapError(

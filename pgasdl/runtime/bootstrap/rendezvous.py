@@ -88,6 +88,7 @@ def secret_from_descriptor(descriptor: int) -> bytes:
 
 def secret_from_file(path: str) -> bytes:
     """Read the secret from a file that only this user, its owner, can read."""
+    path = os.path.expanduser(path)  # as no shell does in a file of settings
     hint = f"make it with: (umask 077; head -c 32 /dev/urandom > {path})"
     try:
         # O_NONBLOCK: opening a FIFO that somebody put there must not hang.
@@ -137,7 +138,7 @@ def route_to(host: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise BootstrapError(f"no route to {host!r}: {error}; set PGASDL_STORE") from error
 
 

@@ -65,8 +65,9 @@ def listen(bind: str, port: int = 0) -> socket.socket:
         places = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)
         family, *_, place = min(places, key=lambda each: each[0])  # IPv4 if it has both
         return socket.create_server(place, family=family, backlog=BACKLOG)
-    except OSError as error:
-        hint = "; `pgasdl topo` has this machine's" if error.errno == errno.EADDRNOTAVAIL else ""
+    except (OSError, UnicodeError) as error:
+        is_foreign = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        hint = "; `pgasdl topo` has this machine's" if is_foreign else ""
         raise BootstrapError(
             f"cannot serve the store on {bind} port {port}: {error}{hint}"
         ) from error
