@@ -107,6 +107,8 @@ def command(
     if not 0 <= grace <= 3600:
         raise ConfigError(f"--grace {grace}: seconds, from 0 to 3600")
     job = LocalJob(program, n_ranks, environ, not no_prefix, grace, keep_going)
+    if mpi is not None and job != LocalJob(program, n_ranks, environ):
+        raise ConfigError("--mpi: its launcher has no --grace, --keep-going or --no-prefix")
     if mpi == "any":
         _require_program(program)
     config = check(job)

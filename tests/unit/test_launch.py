@@ -65,6 +65,13 @@ def test_a_launcher_by_another_name_is_a_value_too(tmp_path: Path) -> None:
     assert split_program(["--mpi", other, "p.py"]) == (["--mpi"], [other, "p.py"])
 
 
+@pytest.mark.parametrize("option", ["--keep-going", "--grace=3", "--no-prefix"])
+def test_options_that_an_mpi_s_launcher_does_not_have(option: str) -> None:
+    result = run("-n", "2", "--mpi", option, "-c", "pass")
+    assert result.returncode == 2
+    assert "its launcher has no --grace, --keep-going or --no-prefix" in result.stderr
+
+
 def test_neither_an_mpi_nor_a_program_is_refused() -> None:
     result = run("-n", "2", "--mpi", "lam", "p.py")
     assert result.returncode == 2
