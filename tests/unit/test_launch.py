@@ -22,7 +22,7 @@ from support.launcher import command, run, running
 from support.places import APPS
 from support.starting import finished
 
-from pgasdl.runtime.launch.output import visible
+from pgasdl.runtime.launch.output import MAX_LINE, visible
 from pgasdl.tools.run_cli import split_program
 
 # The input, arguments and signals that reach the ranks.
@@ -193,10 +193,11 @@ def test_lines_stay_whole_and_both_streams_apart() -> None:
     assert sorted(errors) == [f"[{rank}] {'e' * 50}" for rank in range(3)]
 
 
-def test_output_without_end_of_line_and_without_end() -> None:
-    program = "import sys; sys.stdout.write('x' * 300000)"
-    result = run("-n", "1", "-c", program)
-    assert result.stdout.replace("\n", "").replace("[0] ", "") == "x" * 300000
+@pytest.mark.parametrize("n", [300_000, 2 * MAX_LINE])
+def test_a_long_line_is_cut_only_where_it_has_to_be(n: int) -> None:
+    pieces = -(-n // MAX_LINE)
+    result = run("-n", "1", "-c", f"print('x' * {n})")
+    assert result.stdout == f"[0] {'x' * (n // pieces)}\n" * pieces
 
 
 def test_progress_bar_in_a_file_is_its_last_state() -> None:

@@ -15,7 +15,7 @@ import select
 import shutil
 from dataclasses import dataclass, field
 
-MAX_LINE = 65536
+MAX_LINE = 1 << 20  # a longer one is cut
 MAX_KEPT = 1 << 20
 _ERASE = b"\r\x1b[K"
 _PREFIX_OF_TORCH = re.compile(rb"^\[rank\d+\]: ?")
@@ -107,9 +107,11 @@ class Multiplexer:
             self._end_line(stream)
         stream.partial += rest
         if len(stream.partial) > MAX_LINE:
-            stream.partial[:] = visible(stream.partial)
-            if len(stream.partial) > MAX_LINE:
+            text = visible(stream.partial)
+            stream.partial[:] = text[:MAX_LINE]
+            if rest := text[MAX_LINE:]:
                 self._end_line(stream)
+                stream.partial += rest
         if sink.is_terminal and stream.partial:
             partial = self._partial.setdefault(sink.descriptor, [])
             if stream in partial:
