@@ -128,7 +128,9 @@ def _handshake(
         server_nonce, proof = CHALLENGE.unpack(_receive(sock, CHALLENGE.size, patience, look))
         session = Session.derive(secret, job_id, place, (nonce, server_nonce), (mine, theirs))
         if not same(session.server_proof, proof):
-            raise _StrangerError("it has another secret or job id")
+            raise _StrangerError(
+                "it has another secret or job id, or a relay or NAT is between (docker -p, ssh -L)"
+            )
         # This is the store. Once it has our proof, hanging up would make this rank lost to the
         # others: wait for the welcome, however busy the store is.
         sock.sendall(session.client_proof)
