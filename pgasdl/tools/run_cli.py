@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 
 import click
-from click.shell_completion import CompletionItem
 
 from pgasdl.errors import ConfigError
 from pgasdl.runtime.launch import mpiexec
@@ -48,10 +47,6 @@ class _Run(ToolCommand):
         return super().parse_args(ctx, [*options, *(["--", *program] if program else [])])
 
 
-def _complete_mpi(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return complete((*mpiexec.LAUNCHERS, "any"), incomplete)
-
-
 @click.command("run", cls=_Run, help=_HELP)
 @click.option("-n", "n_ranks", type=int, required=True, metavar="N", help="Ranks.")
 @click.option(
@@ -65,7 +60,7 @@ def _complete_mpi(_: click.Context, __: click.Parameter, incomplete: str) -> lis
     is_flag=False,
     flag_value="any",
     metavar="[KIND]",
-    shell_complete=_complete_mpi,
+    shell_complete=lambda _, __, word: complete((*mpiexec.LAUNCHERS, "any"), word),
     help="By MPI's launcher: mpich, openmpi, or the path of one (without: the first that is here); "
     "transport mpi unless --transport names another.",
 )
