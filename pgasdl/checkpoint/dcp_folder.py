@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pgasdl.checkpoint.state import Leaves, array_of, arrays_of, digest, tensor_of
+from pgasdl.checkpoint.state import TEXTS, Leaves, array_of, arrays_of, digest, tensor_of
 
 PACKAGE = "torch"
 # Beside dtypes, and the classes of PyTorch's module of descriptions.
@@ -24,24 +24,24 @@ _KNOWN = (
     "pathlib.PosixPath",
     "pathlib._local.PosixPath",
 )
-_TEXTS = ("pgasdl.rest", "pgasdl.sha256")  # tensors beside the state's
 
 
 def write(path: Path, leaves: Leaves, rest: str) -> None:
     """Write a folder."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    arrays = arrays_of(rest)
-    tensors = {name: tensor_of(leaf) if name in arrays else leaf for name, leaf in leaves.items()}
-    texts = zip(_TEXTS, map(_tensor_of, (rest, digest(leaves, rest))), strict=True)
-    with _alone():
-        save({**tensors, **dict(texts)}, checkpoint_id=path, no_dist=True)
+    tensors = {name: tensor_of(leaf) for name, leaf in leaves.items()}
+    texts = zip(TEXTS, map(_tensor_of, (rest, digest(leaves, rest))), strict=True)
+    try:
+        with _alone():
+            save({**tensors, **dict(texts)}, checkpoint_id=path, no_dist=True)
+    except RuntimeError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def read(path: Path) -> tuple[Leaves, str, str]:
     """Return the content of a folder: arrays and tensors, the rest, and the SHA-256 of both."""
     import torch
-    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import StorageMeta
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -49,25 +49,27 @@ def read(path: Path) -> tuple[Leaves, str, str]:
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
             with (path / ".metadata").open("rb") as file:
-                metadata = _Descriptions(file).load()
+                try:
+                    metadata = _Descriptions(file).load()
+                except MemoryError as error:  # of a few KiB: they are damaged
+                    raise ValueError("its descriptions cannot be read") from error
             metadata.storage_meta = StorageMeta(load_id=self.load_id)
             return metadata
 
     reader = Reader(path)
     metadata: Any = reader.read_metadata()
+    described = metadata.state_dict_metadata
+    nbytes = sum(each.size.numel() * each.properties.dtype.itemsize for each in described.values())
+    if nbytes > sum(each.stat().st_size for each in path.iterdir()):
+        raise ValueError("it describes more than it holds")
     leaves: Leaves = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in metadata.state_dict_metadata.items()
+        for name, each in described.items()
     }
-    try:
-        with _alone():
-            load(leaves, storage_reader=reader, no_dist=True)
-    except CheckpointException as error:  # not an Exception to Python
-        raise ValueError(str(error)) from error
-    rest, stored = (bytes(leaves.pop(name).tolist()).decode() for name in _TEXTS)
-    for name in arrays_of(rest):
-        leaves[name] = array_of(leaves[name])
-    return leaves, rest, stored
+    with _alone():
+        load(leaves, storage_reader=reader, no_dist=True)
+    rest, stored = (bytes(leaves.pop(name).tolist()).decode() for name in TEXTS)
+    return leaves | {name: array_of(leaves[name]) for name in arrays_of(rest)}, rest, stored
 
 
 class _Descriptions(pickle.Unpickler):
@@ -92,10 +94,15 @@ class _Descriptions(pickle.Unpickler):
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Silence PyTorch's warning that no other process takes part: none is meant to."""
+    """Silence PyTorch's warning that no other process takes part; raise what an error is about."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+        try:
+            yield
+        except CheckpointException as error:  # not an Exception to Python
+            raise error.failures[0][0] from error
 
 
 def _tensor_of(text: str) -> Any:

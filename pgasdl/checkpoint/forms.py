@@ -25,7 +25,7 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        It is damaged or cannot be read.
+        It is damaged, or :meth:`Checkpoints.save` did not write it.
     ValueError
         :meth:`Checkpoints.save_sharded` wrote it.
     UnavailableError

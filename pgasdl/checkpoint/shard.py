@@ -59,7 +59,7 @@ def block_of(shard: Shard) -> tuple[ShardPlace, Array]:
 
     ValueError: it does not lie in its matrix. TypeError: safetensors does not have its dtype.
     """
-    array = packed(np.asarray(shard.array), shard.name)
+    array = packed(np.asanyarray(shard.array), shard.name)
     rows, columns = map(operator.index, shard.shape)
     row, column = operator.index(shard.row), operator.index(shard.column)
     if array.ndim != 2:

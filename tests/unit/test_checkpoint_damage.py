@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.environment import environment
 
@@ -48,8 +49,11 @@ def test_any_state_comes_back_as_it_was(format: str, tmp_path: Path) -> None:
 
 
 def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="complex"):
-        Checkpoints(tmp_path).save(1, {"x": 1j})
+    for odd in (1j, {1}, b"1", np.float32(1)):
+        with pytest.raises(TypeError, match=rf"x\.0: JSON cannot hold a {type(odd).__name__}"):
+            Checkpoints(tmp_path).save(1, {"x": [odd]})
+    with pytest.raises(TypeError, match="x: safetensors holds no torch"):
+        Checkpoints(tmp_path).save(1, {"x": torch.ones(1, dtype=torch.complex128)})
     with pytest.raises(TypeError, match=r"a: key \(1, 2\)"):  # it would come back as a list
         Checkpoints(tmp_path).save(1, {"a": {(1, 2): 3}})
     with pytest.raises(ValueError, match="iteration -1"):

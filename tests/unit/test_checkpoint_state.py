@@ -15,7 +15,7 @@ pytest.importorskip("safetensors")
 
 from pgasdl.checkpoint import FORMATS, Checkpoints, Shard, load, open_sharded
 from pgasdl.checkpoint.state import DTYPES
-from pgasdl.errors import UnavailableError
+from pgasdl.errors import CheckpointError, UnavailableError
 
 every_format = pytest.mark.parametrize("format", FORMATS)
 
@@ -99,10 +99,44 @@ def test_other_dtypes_are_refused(dtype: str, tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).load_last() is None
 
 
+def test_masked_arrays_are_refused(tmp_path: Path) -> None:
+    masked = np.ma.masked_equal(np.eye(2), 1)
+    with pytest.raises(TypeError, match=r"a\.0: a masked array"):
+        Checkpoints(tmp_path).save(1, {"a": [masked]})
+    with pytest.raises(CheckpointError, match="w: a masked array"):
+        shards = [Shard("w", (2, 2), 0, 0, masked)]
+        Checkpoints(tmp_path).save_sharded(1, {}, shards, lambda blob: [blob])
+
+
+def test_texts_that_safetensors_cannot_hold_belong_into_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors import SafetensorError
+
+    def too_large(*_: object) -> None:
+        raise SafetensorError("Error while serializing: header too large")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", too_large)  # above 100 MB
+    with pytest.raises(ValueError, match="keep them in arrays"):
+        Checkpoints(tmp_path).save(1, {"a": "long"})
+
+
+def test_files_of_other_programs_are_told(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.ones(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="save did not write it"):
+        load(tmp_path / "other.safetensors")
+
+
 def test_two_values_of_one_place_are_refused(tmp_path: Path) -> None:
     one = np.ones(1)
     with pytest.raises(ValueError, match=r"have the place 'a\.b'"):
         Checkpoints(tmp_path).save(1, {"a.b": one, "a": {"b": one}})
+    with pytest.raises(ValueError, match="of a format, have the place '__metadata__'"):
+        Checkpoints(tmp_path).save(1, {"__metadata__": one})
+    with pytest.raises(ValueError, match=r"of a format, have the place 'pgasdl\.rest'"):
+        Checkpoints(tmp_path).save(1, {"pgasdl": {"rest": one}})
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
