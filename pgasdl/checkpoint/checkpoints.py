@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pgasdl.checkpoint import spread
-from pgasdl.checkpoint.files import begin, finish, reading, require, require_own, require_private
+from pgasdl.checkpoint.files import finish, reading, require, require_own, require_private, writing
 from pgasdl.checkpoint.forms import FORMATS, FORMS, load
 from pgasdl.checkpoint.shard import Shard
 from pgasdl.checkpoint.sharded import Sharded, open_sharded
@@ -47,7 +47,12 @@ class Checkpoints:
 
     def path(self, iteration: int) -> Path:
         """Return where :meth:`save` writes the checkpoint of an iteration."""
-        return self.folder / f"{iteration:08d}.{self.format}"
+        return self._path(iteration, self.format)
+
+    def _path(self, iteration: int, suffix: str) -> Path:
+        if iteration < 0:
+            raise ValueError(f"iteration {iteration}: 0 or more")
+        return self.folder / f"{iteration:08d}.{suffix}"
 
     def save(self, iteration: int, state: dict[str, Any]) -> None:
         """Write a checkpoint. It has its name only once it is complete on the disk.
@@ -63,19 +68,20 @@ class Checkpoints:
         Raises
         ------
         TypeError
-            JSON cannot hold a value, or safetensors an array's dtype.
+            JSON cannot hold a value, or safetensors a dtype.
         ValueError
-            Two arrays or tensors have one place: ``{"a.b": x, "a": {"b": y}}``. Or the iteration
-            is negative.
+            Two arrays or tensors have one place: ``{"a.b": x, "a": {"b": y}}``, the format needs it
+            (``"__metadata__"``), or the iteration is negative.
+        CheckpointError
+            Another user can write to the folder, so :meth:`load_last` would refuse it.
         OSError
             The disk is full, say; the checkpoints before stay as they are.
         """
-        if iteration < 0:
-            raise ValueError(f"iteration {iteration}: 0 or more")
-        leaves, rest = flatten(state)
         path = self.path(iteration)
-        FORMS[self.format].write(begin(path), leaves, rest)
-        finish(path)
+        leaves, rest = flatten(state)
+        with writing(path) as partial:
+            FORMS[self.format].write(partial, leaves, rest)
+            finish(partial, path)
 
     def load_last(self) -> dict[str, Any] | None:
         """Read the last checkpoint that is complete; None if there is none at all.
@@ -95,7 +101,7 @@ class Checkpoints:
 
     def sharded_path(self, iteration: int) -> Path:
         """Return the folder that :meth:`save_sharded` writes for an iteration."""
-        return self.folder / f"{iteration:08d}.sharded"
+        return self._path(iteration, "sharded")
 
     def save_sharded(
         self,
@@ -124,8 +130,9 @@ class Checkpoints:
         Raises
         ------
         CheckpointError
-            A rank could not write, the ranks have different folders, or the blocks do not cover
-            each element once. All ranks raise it; the checkpoints before stay as they are.
+            A rank could not write, the ranks have different folders, which others can write to, or
+            the blocks do not cover each element once. All ranks raise it; the checkpoints before
+            stay as they are.
         UnavailableError
             safetensors is not installed.
         """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pgasdl.errors import CheckpointError, PgasError, UnavailableError
@@ -21,27 +23,39 @@ def require(package: str, reason: str) -> None:
         raise UnavailableError(f"{reason} needs {package}: pip install {package}")
 
 
-def partial(path: Path) -> Path:
-    """Return the name that a checkpoint has until it is complete."""
-    return path.with_name(path.name + ".partial")
-
-
-def begin(path: Path) -> Path:
-    """Remove the leftovers of an earlier try; return the name to write to."""
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Remove what killed writers left; give the name to write to, of which nothing stays."""
     make_folder(path.parent)
-    remove(partial(path))
-    return partial(path)
+    require_private(path.parent)
+    for left in path.parent.glob("*.partial/lock"):
+        with suppress(OSError), left.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error while its writer lives
+            shutil.rmtree(left.parent)
+    work = Path(tempfile.mkdtemp(".partial", f"{path.name}.", path.parent))
+    try:
+        with (work / "new").open("w") as lock:
+            with suppress(OSError):  # without locks nobody else removes it
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                (work / "new").rename(work / "lock")
+            yield work / path.name
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
-def finish(path: Path) -> None:
+def finish(partial: Path, path: Path) -> None:
     """Let a checkpoint reach the disk, and then give it its name."""
-    for each in _all_of(partial(path)):
+    for each in _all_of(partial):
         keep_others_out(each)
-    sync(partial(path))
+    sync(partial)
+    old = path.with_name("0" + path.name)  # the same iteration: it counts until the new one does
     if path.is_dir():  # only an empty folder can be replaced
-        remove(path)
-    partial(path).replace(path)
+        shutil.rmtree(old, ignore_errors=True)
+        path.replace(old)
+    partial.replace(path)
     sync(path.parent)
+    if old.exists():
+        old.replace(partial)
 
 
 def sync(path: Path) -> None:
@@ -51,14 +65,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:

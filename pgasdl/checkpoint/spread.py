@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pgasdl.checkpoint import one_file
-from pgasdl.checkpoint.files import begin, finish, partial, sha256, sync
+from pgasdl.checkpoint.files import finish, sha256, sync, writing
 from pgasdl.checkpoint.shard import Shard, ShardPlace, block_of, check
 from pgasdl.checkpoint.state import digest, flatten
 from pgasdl.errors import CheckpointError
@@ -32,9 +33,11 @@ def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Ga
     def together(step: Callable[[], list[Any]]) -> list[Any]:
         return _together(path, step, gather)
 
-    together(lambda: _prepare(path) if rank == 0 else [])
-    files = together(lambda: _write_files(partial(path), rank, state, shards))
-    together(lambda: _publish(path, files) if rank == 0 else [])
+    with ExitStack() as until_named:
+        work = together(lambda: _prepare(path, until_named) if rank == 0 else [])
+        folder = path.parent / work[0] / path.name
+        files = together(lambda: _write_files(folder, rank, state, shards))
+        together(lambda: _publish(folder, path, files) if rank == 0 else [])
 
 
 def _together(path: Path, step: Callable[[], list[Any]], gather: Gather) -> list[Any]:
@@ -52,9 +55,10 @@ def _together(path: Path, step: Callable[[], list[Any]], gather: Gather) -> list
     return [result for each in everybody for result in each["result"]]
 
 
-def _prepare(path: Path) -> list[Any]:
-    begin(path).mkdir()
-    return []
+def _prepare(path: Path, until_named: ExitStack) -> list[Any]:
+    folder = until_named.enter_context(writing(path))
+    folder.mkdir()
+    return [folder.parent.name]
 
 
 def _write_files(
@@ -63,6 +67,8 @@ def _write_files(
     """Write this rank's file, on rank 0 also the state; return their entries for the index."""
     from safetensors.numpy import save_file
 
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no {folder}: all ranks need the same folder")
     blocks = [block_of(shard) for shard in shards]
     name = f"rank-{rank:04d}.safetensors"
     save_file({place.key: array for place, array in blocks}, folder / name)
@@ -83,31 +89,23 @@ def places_of(file: dict[str, Any]) -> list[ShardPlace]:
     return [ShardPlace(**{**each, "shape": tuple(each["shape"])}) for each in file["blocks"]]
 
 
-def _publish(path: Path, files: list[Any]) -> list[Any]:
-    """Write the index, and give the folder its name, if all files are there."""
-    folder = partial(path)
-    missing = [each["file"] for each in files if not (folder / each["file"]).exists()]
-    if missing:
-        raise ValueError(f"no {', '.join(missing)} in {folder}: all ranks need the same folder")
+def _publish(folder: Path, path: Path, files: list[Any]) -> list[Any]:
+    """Write the index, and give the folder its name."""
     check(place for file in files for place in places_of(file))
     document = {**FORMAT, "files": files}
-    (folder / INDEX).write_text(json.dumps({**document, "sha256": _digest(document)}) + "\n")
+    document["sha256"] = digest({}, json.dumps(document))
+    (folder / INDEX).write_text(json.dumps(document) + "\n")
     sync(folder / INDEX)
-    finish(path)
+    finish(folder, path)
     return []
 
 
 def read_index(path: Path) -> list[Any]:
     """Return the entries of a checkpoint's index, or raise ValueError or OSError."""
     document = json.loads((path / INDEX).read_text())
-    if document.pop("sha256") != _digest(document):
+    if document.pop("sha256") != digest({}, json.dumps(document)):
         raise ValueError("its SHA-256 is not that of what it holds")
     found = {name: document[name] for name in FORMAT}
     if found != FORMAT:
         raise ValueError(f"it is {found}, this reads {FORMAT}")
-    files: list[Any] = document["files"]
-    return files
-
-
-def _digest(document: dict[str, Any]) -> str:
-    return digest({}, json.dumps(document))
+    return list(document["files"])

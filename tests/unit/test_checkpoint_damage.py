@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,8 @@ def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path).save(1, {"a": {(1, 2): 3}})
     with pytest.raises(ValueError, match="iteration -1"):
         Checkpoints(tmp_path).save(-1, {})
+    with pytest.raises(ValueError, match="iteration -1"):
+        Checkpoints(tmp_path).save_sharded(-1, {}, [], lambda blob: [blob])
     assert Checkpoints(tmp_path).load_last() is None
 
 
@@ -255,8 +259,13 @@ def test_one_that_another_user_could_have_written_does_not_count(
     assert found is not None and found["iteration"] == 1
     assert re.search(f"is not believed: .*{told}.*; going back", capsys.readouterr().err)
     two.folder.chmod(0o777)
-    with pytest.raises(CheckpointError, match=r"checkpoints in .* are not believed: others can"):
-        two.load_last()
+    for call in (
+        two.load_last,
+        lambda: two.save(3, {}),
+        lambda: two.save_sharded(3, {}, [], lambda blob: [blob]),
+    ):
+        with pytest.raises(CheckpointError, match=r"checkpoints in .* not believed: others can"):
+            call()
 
 
 @every_format
@@ -267,6 +276,58 @@ def test_a_users_own_counts_whatever_the_umask_is(format: str, tmp_path: Path) -
     finally:
         os.umask(before)
     assert Checkpoints(tmp_path / "new/folder", format).load_last() is not None
+
+
+# --- writers that fail
+
+
+@every_format
+def test_a_full_disk_leaves_nothing(two: Checkpoints) -> None:
+    before = sorted(os.listdir(two.folder))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        for weights in (torch.ones(1 << 16), np.ones(1 << 16)):
+            with pytest.raises(OSError, match=f"{two.path(3).name}"):
+                two.save(3, {"weights": weights})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert sorted(os.listdir(two.folder)) == before
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Of any iteration and format, but not what a living writer has."""
+    with files.writing(tmp_path / "00000007.dcp") as left:
+        left.mkdir()
+        shutil.copytree(left.parent, tmp_path / "killed.partial")
+        Checkpoints(tmp_path).save(1, {})
+        assert sorted(os.listdir(tmp_path)) == ["00000001.safetensors", left.parent.name]
+    assert os.listdir(tmp_path) == ["00000001.safetensors"]
+
+
+@every_format
+def test_one_counts_until_it_is_replaced(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer stops before each change of a name."""
+    replace = Path.replace
+    for n_done in range(3):
+        left = [n_done]
+
+        def stops(path: Path, name: Path, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            replace(path, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", stops)
+            with suppress(KeyboardInterrupt):
+                two.save(2, {"iteration": 2})
+        found = two.load_last()
+        assert found is not None and found["iteration"] == 2
+    two.save(2, {"iteration": 2})
+    assert sorted(os.listdir(two.folder)) == [two.path(1).name, two.path(2).name]
 
 
 @every_format
@@ -282,7 +343,7 @@ def test_one_that_could_not_be_finished_does_not_count(
             two.save(3, {"iteration": 3})
     found = two.load_last()
     assert found is not None and found["iteration"] == 2
-    two.save(3, {"iteration": 3})  # in spite of what is left of the first try
+    two.save(3, {"iteration": 3})
     two.save(3, {"iteration": 3})
     assert two.load_last() == {"iteration": 3}
     assert len(os.listdir(two.folder)) == 3
