@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,7 +86,7 @@ class Checkpoints:
             finish(partial, path)
 
     def load_last(self) -> dict[str, Any] | None:
-        """Read the last checkpoint that is complete; None if there is none at all.
+        """Read the last checkpoint that is complete, of any format; None if there is none at all.
 
         It passes over damaged ones and other users', each with a line to standard error.
 
@@ -92,10 +94,12 @@ class Checkpoints:
         ------
         CheckpointError
             There is no other; or another user can write to the folder.
+        OSError, MemoryError
+            It cannot be read, and may be whole: no rank goes back for that alone.
         UnavailableError
             The checkpoint holds tensors, and PyTorch is not installed.
         """
-        return self._last(self.format, load)
+        return self._last(FORMATS, load)
 
     # --- written by several ranks
 
@@ -148,16 +152,25 @@ class Checkpoints:
         ------
         CheckpointError
             There is no other; or another user can write to the folder.
+        OSError, MemoryError
+            As for :meth:`load_last`.
         UnavailableError
             safetensors is not installed.
         """
-        return self._last("sharded", open_sharded)
+        return self._last(("sharded",), open_sharded)
 
-    def _last(self, suffix: str, read: Callable[[Path], T]) -> T | None:
-        found = (each for each in self.folder.glob(f"*.{suffix}") if each.stem.isdecimal())
-        paths = sorted(found, key=lambda each: int(each.stem), reverse=True)
+    def _last(self, suffixes: tuple[str, ...], read: Callable[[Path], T]) -> T | None:
+        def order(path: Path) -> tuple[int, bool, int]:
+            return int(path.stem), path.suffix[1:] == self.format, -len(path.stem)
+
+        names: list[str] = []
+        with suppress(FileNotFoundError):
+            names = os.listdir(self.folder)
+        found = (self.folder / name for name in names)
+        paths = [each for each in found if each.suffix[1:] in suffixes and each.stem.isdecimal()]
         if paths:
             require_private(self.folder)
+        paths.sort(key=order, reverse=True)
         for path in paths:
             try:
                 with reading(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from pgasdl.errors import CheckpointError, PgasError, UnavailableError
 from pgasdl.trust import keep_others_out, make_folder, who_else_writes, who_else_wrote
+
+# Numbers of errors that a damaged checkpoint causes; safetensors' own have none.
+_DAMAGE = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ENAMETOOLONG, None}
 
 
 def require(package: str, reason: str) -> None:
@@ -100,11 +104,15 @@ def _all_of(path: Path) -> list[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any error in the ``with`` block into a CheckpointError that names ``path``."""
+    """Turn damage found in the ``with`` block into a CheckpointError that names ``path``."""
     try:
         yield
-    except PgasError:
+    except (PgasError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGE:
+            raise  # the disk's or this process's trouble: the checkpoint may be whole
+        if "can't allocate memory" in str(error):  # PyTorch's RuntimeError
+            raise MemoryError(f"reading {path}: {error}") from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"checkpoint {path} is damaged or unreadable ({reason})") from error

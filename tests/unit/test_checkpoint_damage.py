@@ -72,6 +72,25 @@ def test_the_last_one_is_that_of_the_last_iteration(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).load_last() == {"at": 100_000_000}
 
 
+def test_the_last_one_may_have_another_format(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, "dcp").save(2, {"format": "dcp"})
+    Checkpoints(tmp_path).save(1, {"format": "safetensors"})
+    assert Checkpoints(tmp_path).load_last() == {"format": "dcp"}
+    Checkpoints(tmp_path).save(2, {"format": "safetensors"})
+    for format in FORMATS:
+        assert Checkpoints(tmp_path, format).load_last() == {"format": format}
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, error in (("file", NotADirectoryError), ("loop", OSError)):
+        with pytest.raises(error):
+            Checkpoints(tmp_path / name).load_last()
+        with pytest.raises(error):
+            Checkpoints(tmp_path / name).open_last()
+
+
 # --- damage
 
 
@@ -174,6 +193,27 @@ def test_none_or_only_damaged_ones(two: Checkpoints, tmp_path: Path) -> None:
         for file in files_of(two.path(iteration)):
             file.write_bytes(b"")
     with pytest.raises(CheckpointError, match="every checkpoint"):
+        two.load_last()
+
+
+@every_format
+def test_want_of_memory_or_files_is_not_damage(
+    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank must not go back alone."""
+
+    def enough_for_others(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            load(two.path(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    monkeypatch.setattr("pgasdl.checkpoint.forms.unflatten", enough_for_others)
+    with pytest.raises(MemoryError):
         two.load_last()
 
 
