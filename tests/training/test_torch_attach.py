@@ -278,6 +278,24 @@ def test_state_is_what_it_is_without(kind: str) -> None:
             same(net, plain)
 
 
+def test_a_parameter_without_elements_has_its_state() -> None:
+    def program(ctx: Any) -> Any:
+        net = nn.Linear(3, 2)
+        net.none = nn.Parameter(torch.empty(2, 0))
+        optimizer = torch.optim.Adam(net.parameters())
+        with attach(net, optimizer, context=ctx, kind="update"):
+            for _ in range(2):
+                (net(torch.ones(3)).sum() + net.none.sum()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return copy.deepcopy(optimizer.state_dict()["state"])
+
+    for state in loopback.run(2, program):
+        assert sorted(state) == [0, 1, 2]
+        assert {each["step"].item() for each in state.values()} == {2}
+        assert state[2]["exp_avg"].shape == (2, 0)
+
+
 @on_ranks(1)
 def test_the_end_gives_back_what_was_there(ctx: Any) -> None:
     net, optimizer = small()

@@ -138,7 +138,7 @@ def _pieces(
         at = where.offset - block.offset  # of the parameter, in the block
         for parameter in layer.parameters:
             begin, end = max(at, 0), min(at + parameter.numel(), block.count)
-            if begin < end:
+            if begin < end or (begin == end and not parameter.numel()):
                 # A scalar's state cannot be told from a count of steps, so it stays a scalar.
                 shape = () if parameter.ndim == 0 else (end - begin,)
                 part = nn.Parameter(weights[begin:end].view(shape))
