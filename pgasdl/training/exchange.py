@@ -94,7 +94,7 @@ class GradientExchange:
         keeps its fastest, the same on all ranks (swCaffe), after five exchanges by each candidate.
         Until then each candidate has an inbox.
     rotate_root : bool, default False
-        Bucket b has the root ``root`` + b (mod size), so that the ranks share the root's work.
+        Bucket b has the root ``root`` + b (mod size): the ranks share its work. For plan "tree".
     **options : int
         Options of the plan, such as ``root=1``.
 

@@ -25,7 +25,7 @@ from pgasdl.collectives.policy import Choice
 from pgasdl.context import Context
 from pgasdl.errors import BufferRefusedError, PlanError
 from pgasdl.group import Group, Steps
-from pgasdl.plans import Case, Plan
+from pgasdl.plans import Case, Plan, spec_of
 from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
@@ -139,6 +139,8 @@ class Setup:
                 here = options_for(group, choice.plan, bucket.dtype, device=self.works_on)
                 chosen: dict[str, Any] = {**here, **dict(choice.options), **options}
                 if rotate_root:
+                    if "root" not in spec_of(choice.plan).options:
+                        raise PlanError(f"rotate_root: plan {choice.plan} has no root; tree has")
                     chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
                 chosen["wire"] = wire
                 copied = self.by_host and choice != self.staged(bucket)

@@ -109,6 +109,7 @@ def test_the_layer_that_differs_among_many() -> None:
         (LAYERS, {"plan": "gdraa-direct", "wire": "bfloat16"}, PlanError, "wire"),
         (LAYERS, {"plan": "gdraa", "root": 1}, PlanError, "root"),
         (LAYERS, {"plan": "tree", "root": 2}, PlanError, "root"),
+        (LAYERS, {"plan": "gdraa", "rotate_root": True}, PlanError, "rotate_root: plan gdraa has"),
         (LAYERS, {"wire": "complex64"}, BufferRefusedError, "complex64"),
     ],
 )
