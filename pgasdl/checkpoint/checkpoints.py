@@ -146,16 +146,7 @@ class Checkpoints:
     def open_last(self) -> Sharded | None:
         """Open the last sharded checkpoint that is complete; None if there is none at all.
 
-        It passes over damaged ones and other users', each with a line to standard error.
-
-        Raises
-        ------
-        CheckpointError
-            There is no other; or another user can write to the folder.
-        OSError, MemoryError
-            As for :meth:`load_last`.
-        UnavailableError
-            safetensors is not installed.
+        It passes over others, and raises, as :meth:`load_last` does.
         """
         return self._last(("sharded",), open_sharded)
 
@@ -168,18 +159,14 @@ class Checkpoints:
             names = os.listdir(self.folder)
         found = (self.folder / name for name in names)
         paths = [each for each in found if each.suffix[1:] in suffixes and each.stem.isdecimal()]
-        if paths:
-            require_private(self.folder)
-        paths.sort(key=order, reverse=True)
-        for path in paths:
+        if not paths:
+            return None
+        require_private(self.folder)
+        for path in sorted(paths, key=order, reverse=True):
             try:
                 with reading(path):
                     require_own(path)
                 return read(path)
             except CheckpointError as error:
                 print(f"{error}; going back to the one before it", file=sys.stderr, flush=True)
-        if paths:
-            raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged, or another user's"
-            )
-        return None
+        raise CheckpointError(f"every checkpoint in {self.folder} is damaged, or another user's")

@@ -28,13 +28,15 @@ _KNOWN = (
 
 def write(path: Path, leaves: Leaves, rest: str) -> None:
     """Write a folder."""
+    import torch
     from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors = {name: tensor_of(leaf) for name, leaf in leaves.items()}
-    texts = zip(TEXTS, map(_tensor_of, (rest, digest(leaves, rest))), strict=True)
+    for name, text in zip(TEXTS, (rest, digest(leaves, rest)), strict=True):
+        tensors[name] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     try:
         with _alone():
-            save({**tensors, **dict(texts)}, checkpoint_id=path, no_dist=True)
+            save(tensors, checkpoint_id=path, no_dist=True)
     except RuntimeError as error:
         raise OSError(f"{path}: {error}") from error
 
@@ -103,9 +105,3 @@ def _alone() -> Iterator[None]:
             yield
         except CheckpointException as error:  # not an Exception to Python
             raise error.failures[0][0] from error
-
-
-def _tensor_of(text: str) -> Any:
-    import torch
-
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)

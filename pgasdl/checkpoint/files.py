@@ -90,10 +90,8 @@ def require_own(path: Path) -> None:
     """Raise CheckpointError if another user could have written a part of a checkpoint."""
     for each in _all_of(path):
         status = each.lstat()
-        problem = who_else_wrote(each, status)
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            problem = problem or f"{each} is no file"
-        if problem:
+        plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if problem := who_else_wrote(each, status) or ("" if plain else f"{each} is no file"):
             raise CheckpointError(f"checkpoint {path} is not believed: {problem}")
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,7 @@ def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Ga
     mine = os.urandom(16)
     rank = gather(mine).index(mine)
 
-    def together(step: Callable[[], list[Any]]) -> list[Any]:
-        return _together(path, step, gather)
-
+    together = partial(_together, path, gather)
     with ExitStack() as until_named:
         work = together(lambda: _prepare(path, until_named) if rank == 0 else [])
         folder = path.parent / work[0] / path.name
@@ -40,7 +39,7 @@ def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Ga
         together(lambda: _publish(folder, path, files) if rank == 0 else [])
 
 
-def _together(path: Path, step: Callable[[], list[Any]], gather: Gather) -> list[Any]:
+def _together(path: Path, gather: Gather, step: Callable[[], list[Any]]) -> list[Any]:
     """Take a step; return all ranks' results in a row, or raise on all ranks if one failed."""
     cause: Exception | None = None
     told: dict[str, Any]

@@ -124,14 +124,10 @@ def digest(leaves: Leaves, rest: str) -> str:
     sha = hashlib.sha256(rest.encode())
     for name, leaf in sorted(leaves.items()):
         sha.update(f"{name} {leaf.dtype} {list(leaf.shape)}".encode())
-        sha.update(_bytes(leaf))
+        flat = leaf.reshape(-1)
+        if _is_tensor(leaf):
+            import torch
+
+            flat = flat.view(torch.uint8).numpy()
+        sha.update(flat.view(np.uint8).data)
     return sha.hexdigest()
-
-
-def _bytes(leaf: Any) -> Any:
-    flat = leaf.reshape(-1)
-    if not _is_tensor(leaf):
-        return flat.view(np.uint8).data
-    import torch
-
-    return flat.view(torch.uint8).numpy().data
