@@ -192,8 +192,9 @@ class Link:
         except JobError as error:
             if error.status not in (400, 409, 413, 422):
                 raise
-            with self._lock:  # the server will never take this report
-                lost = len(self._unsure["metrics"]) + len(self._unsure["events"])
+            lost = len(self._unsure["metrics"]) + len(self._unsure["events"])
+            log.warning("the job server refuses a report, which loses %d messages: %s", lost, error)
+            with self._lock:  # it will never take this report
                 self.dropped += lost + self._unsure["dropped"]
         self._unsure = None
         self._next_report = time.monotonic() + (0 if self._full() else _EVERY)

@@ -190,12 +190,12 @@ class Event:
     text: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document; a long text is cut."""
+        """Return the document; a long text is cut, and half a surrogate pair in it becomes "?"."""
         document = {
             "iteration": self.iteration,
             "time": self.time,
             "name": self.name,
-            "text": self.text[:MOST_TEXT],
+            "text": self.text[:MOST_TEXT].encode(errors="replace").decode(),
         }
         check(document, EVENT)
         return document

@@ -211,6 +211,22 @@ def test_rank_0_obeys_no_stranger(tmp_path: Path) -> None:
     assert all(each.startswith(b"GET ") and TOKEN.encode() not in each for each in heard)
 
 
+def test_rank_0_says_why_a_report_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'{"detail": "time: no number", "field": "time"}'
+    answer = b"HTTP/1.1 422 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    file, url_file = tmp_path / "link.json", tmp_path / "url"
+    file.write_text(json.dumps({"job": 1, "token": TOKEN, "url": str(url_file)}))
+    with answering(says(answer)) as url:
+        url_file.write_text(url)
+        link = Link(file, lambda: None)
+        link.tell(Metrics(1, 1.0, {"loss": 1.0}))
+        link.close()
+    assert link.dropped == 1
+    assert "refuses a report, which loses 1 messages: time: no number" in caplog.text
+
+
 @pytest.mark.parametrize("line", [b"data: {\n", b"id: x\ndata: {}\n", b"", b"data: \xff\n"])
 def test_a_stream_of_something_else(line: bytes) -> None:
     answer = answering(says(STREAM, rest=b"event: state\n" + line + b"\n"))

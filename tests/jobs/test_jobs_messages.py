@@ -66,6 +66,7 @@ def test_metrics_and_events() -> None:
     numbers = Metrics(3, 1.5, {"loss": 2, "inf": float("inf")}).as_json()["numbers"]
     assert numbers == {"loss": 2.0, "inf": None}
     assert len(Event(0, 1.0, "long", "x" * 5000).as_json()["text"]) == 4096
+    assert Event(0, 1.0, "file", "caf\udce9").as_json()["text"] == "caf?"
     with pytest.raises(JobError, match="iteration"):
         Event(-1, 1.0, "x").as_json()
     with pytest.raises(JobError, match="numbers"):
