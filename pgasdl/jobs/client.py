@@ -227,8 +227,8 @@ class Client:
 
         Each is a dict with ``event``: "state" (``time``, ``state``, ``reason``, ``status``), "log"
         (``size``, the bytes that there are), "command" (``name``, ``value``) or "event"
-        (``iteration``, ``name``, ``text``), which its program told: "obeyed", "refused" and
-        "failed" commands, and its own.
+        (``iteration``, ``name``, ``text``), which its program told: "obeyed", "refused" or
+        "failed" with a ``command``'s number, and its own.
 
         Raises
         ------

@@ -178,7 +178,7 @@ class Link:
 
     def _hear(self, connection: Connection) -> None:
         for each in _answer(connection)["commands"]:
-            self.commands.append(Command.from_json(each["command"]))
+            self.commands.append(Command.from_json(each["command"], each["id"]))
             self._after = each["id"]
         if self.commands:
             self._bell()

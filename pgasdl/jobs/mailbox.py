@@ -1,6 +1,6 @@
 """The way of rank 0's commands to all ranks: one-sided writes into a ring of places on each.
 
-There are no credits: rank 0 knows from the exchanges that end which commands every rank has read.
+Each rank counts up a notification of rank 0 once it has obeyed; then the place is free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pgasdl.jobs.messages import MOST_VALUE_BYTES, Command
 
 PLACES = 16  # commands that are under way at once
 _BYTES = MOST_VALUE_BYTES + 512  # of a place
-_READ, _BELL, _FAILED = range(PLACES, PLACES + 3)  # notifications, after one for each place
+_OBEYED, _BELL = PLACES, 2 * PLACES  # notifications, after those of posts: one a place, and one
+_FAILED = 1 << 16  # what a rank that could not obey adds beside 1
 
 
 class Mailbox:
@@ -25,15 +26,15 @@ class Mailbox:
 
     def __init__(self, context: Context, group: Group) -> None:
         self._context, self._group = context, group
-        self._segment = context.segment(PLACES * _BYTES, notifications=PLACES + 3, group=group)
+        self._segment = context.segment(PLACES * _BYTES, notifications=_BELL + 1, group=group)
         self._bytes = self._segment.numpy(np.uint8)
-        self._lengths = [0] * PLACES
+        self._lengths, self._heard = [0] * PLACES, [0] * PLACES
         self._queue = context.queue_create()
         self.posts = group.rank == 0
 
     def post(self, number: int, command: Command) -> None:
-        """Write a command to every rank; all must have read the command before in its place."""
-        record = json.dumps(command.as_json()).encode()
+        """Write a command to every rank; all have obeyed the one before in its place."""
+        record = json.dumps([command.as_json(), command.number]).encode()
         place, (begin, end) = number % PLACES, self._range(number, len(record))
         self._bytes[begin:end] = np.frombuffer(record, np.uint8)
         self._lengths[place] = len(record)
@@ -51,7 +52,7 @@ class Mailbox:
             self._context.notify_waitsome(self._segment, place, 1)
             length = self._context.notify_reset(self._segment, place)
         begin, end = self._range(number, length)
-        return Command.from_json(json.loads(self._bytes[begin:end].tobytes()))
+        return Command.from_json(*json.loads(self._bytes[begin:end].tobytes()))
 
     def await_post(self, number: int) -> None:
         """Wait for as long as it takes until a command is posted; PeerLostError ends it."""
@@ -60,27 +61,32 @@ class Mailbox:
                 self._context.notify_waitsome(self._segment, number % PLACES, 1)
                 return
 
-    def tell_failure(self) -> None:
-        """Report to rank 0, which knows its own failures, that this rank could not obey."""
+    def tell(self, number: int, *, failed: bool) -> None:
+        """Report to rank 0, which knows its own outcome, that this rank has obeyed a command."""
         if not self.posts:
-            self._context.notify_add(
-                self._group.ranks[0], self._segment, _FAILED, queue=self._queue
-            )
+            place, value = _OBEYED + number % PLACES, 1 + failed * _FAILED
+            root = self._group.ranks[0]
+            self._context.notify_add(root, self._segment, place, value, queue=self._queue)
             self._context.wait(self._queue)
 
-    def failures(self) -> int:
-        """Return the number of such reports from other ranks since the last call."""
-        return self._context.notify_reset(self._segment, _FAILED)
+    def failures(self, number: int, *, wait: bool) -> int | None:
+        """Return how many other ranks failed at a command; None: not all have told yet.
+
+        ``wait`` for as long as it takes until they have; PeerLostError ends it.
+        """
+        place = number % PLACES
+        while True:
+            self._heard[place] += self._context.notify_reset(self._segment, _OBEYED + place)
+            failed, heard = divmod(self._heard[place], _FAILED)
+            if heard == self._group.size - 1:
+                self._heard[place] = 0
+                return failed
+            if not wait:
+                return None
+            with suppress(PgasTimeoutError):
+                self._context.notify_waitsome(self._segment, _OBEYED + place, 1)
 
     # --- while all ranks wait
-
-    def acknowledge(self) -> None:
-        """Report to rank 0 that this rank has read a command; on rank 0: wait for all reports."""
-        if not self.posts:
-            self._context.notify_add(self._group.ranks[0], self._segment, _READ, queue=self._queue)
-            self._context.wait(self._queue)
-        elif self._group.size > 1:
-            self._context.notify_wait_count(self._segment, _READ, self._group.size - 1)
 
     def ring(self) -> None:
         """Wake rank 0, which waits for a command to post. Called by any thread of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -71,7 +71,8 @@ EVENT: Schema = _record(
         "time": _TIME,
         "name": NAME,
         "text": {"type": "string", "maxLength": MOST_TEXT},
-    }
+    },
+    command={**_COUNT, "description": "Of the outcome of a command: its number."},
 )
 _SECONDS: Schema = {"type": "number"}
 
@@ -127,6 +128,7 @@ class Command:
 
     name: str
     value: Any = None
+    number: int = field(default=0, compare=False)  # the server's
 
     def __post_init__(self) -> None:
         check(self.name, NAME, "name")
@@ -148,11 +150,11 @@ class Command:
         return self.name + ("" if self.value is None else f" {json.dumps(self.value)}")
 
     @classmethod
-    def from_json(cls, document: object) -> Command:
+    def from_json(cls, document: object, number: int = 0) -> Command:
         """Check a document; JobError with status 422 says which name or field is wrong."""
         check(document, COMMAND)
         assert isinstance(document, dict)
-        return cls(document["name"], document.get("value"))
+        return cls(document["name"], document.get("value"), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class Event:
     time: float
     name: str
     text: str = ""
+    command: int = 0  # the number of that whose outcome it is
 
     def as_json(self) -> dict[str, Any]:
         """Return the document; a long text is cut, and half a surrogate pair in it becomes "?"."""
@@ -196,7 +199,7 @@ class Event:
             "time": self.time,
             "name": self.name,
             "text": self.text[:MOST_TEXT].encode(errors="replace").decode(),
-        }
+        } | ({"command": self.command} if self.command else {})
         check(document, EVENT)
         return document
 

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,9 +96,10 @@ class TrainingJob:
         self._context, self._group = context, group
         self._mailbox, self._board, self._link = mailbox, board, link
         self._handlers: dict[str, Handler] = {}
-        self._held, self._waiting = paused, False
-        # Numbers of commands: posted by rank 0, read by all ranks, obeyed here.
-        self._posted = self._read_by_all = self._obeyed = 0
+        self._waiting = paused
+        # Numbers of commands: posted by rank 0, obeyed here, obeyed by all as rank 0 has told.
+        self._posted = self._obeyed = self._settled = 0
+        self._outcomes: deque[Event] = deque()  # rank 0's own, of commands that are not settled
         self._given: tuple[int, int] | None = None  # iteration, and the last number obeyed by then
         self._stamps: deque[tuple[int, int]] = deque()  # iteration, and the last number then
         self._closing = weakref.finalize(self, link.close if link else _nothing)
@@ -173,13 +175,12 @@ class TrainingJob:
                 f"rank {self._context.rank}: iteration {iteration} begins, but job.take() was not "
                 f"called for iteration {self._given[0]}: wait for its exchange before"
             )
-        if self._held:
-            self._held = False
-            self._pause()
+        due = self._obeyed
         while self._stamps and self._stamps[0][0] <= iteration - 2:
-            _, number = self._stamps.popleft()
-            while self._obeyed < number and not self.stopped:
-                self._obey()
+            due = self._stamps.popleft()[1]
+        while (self._waiting or self._obeyed < due) and not self.stopped:
+            self._obey()
+        self._settle()
         while self._post():
             pass
         self._look()
@@ -210,8 +211,6 @@ class TrainingJob:
         self._given = None
         remainder = round(float(element[0]) * self._group.size)
         self._stamps.append((iteration, obeyed + (remainder - obeyed) % MODULUS))
-        # All ranks took part in the exchange, and had obeyed by then as many as this one.
-        self._read_by_all = max(self._read_by_all, obeyed)
 
     def metrics(self, numbers: Mapping[str, float]) -> None:
         """Send numbers of this iteration, by name, to users; rank 0's. It never waits.
@@ -233,6 +232,7 @@ class TrainingJob:
         """Send what is left, and end the connection. Also at the end of the process. Idempotent."""
         if self._closing.alive and not self._context.closed:
             with suppress(PgasError):  # an error that led here matters more
+                self._settle()
                 self._look(last=True)
         self._closing()
 
@@ -248,21 +248,20 @@ class TrainingJob:
             for record in self._board.look(self.iteration, last=last):
                 assert self._link is not None
                 self._link.tell_counters(record)
-        if self._mailbox is not None and (failures := self._mailbox.failures()):
-            self.event("failed", f"on {failures} other ranks: see the log")
 
     # --- commands
 
     def _post(self) -> bool:
         """On rank 0, write the next command to all ranks, if there is one and all have room."""
-        if self._link is None or self._posted - self._read_by_all >= PLACES:
+        if self._link is None or self._posted - self._settled >= PLACES:
             return False
         assert self._mailbox is not None
         while self._link.commands:
             command = self._link.commands.popleft()
             if self._handler_of(command) is None:
                 known = ", ".join((*_BY_THE_LOOP, *self._handlers))
-                self.event("refused", f"{command}: no function for it; there are {known}")
+                text = f"{command}: no function for it; there are {known}"
+                self._link.tell(self._event("refused", text, command))
                 continue
             self._mailbox.post(self._posted + 1, command)
             self._posted += 1
@@ -270,33 +269,50 @@ class TrainingJob:
         return False
 
     def _obey(self) -> None:
+        """Obey the next command; wait for it while all are paused."""
         assert self._mailbox is not None
+        if self._waiting:
+            if self._link is not None:
+                while self._posted == self._obeyed and not self._post():
+                    self._mailbox.await_bell()
+            self._mailbox.await_post(self._obeyed + 1)
         command = self._mailbox.read(self._obeyed + 1)
         self._obeyed += 1
-        if self._waiting:
-            self._mailbox.acknowledge()
-            self._read_by_all = self._obeyed
         handler = self._handler_of(command)
         if handler is None:
             raise MismatchError(
                 f"rank {self._context.rank} has no function for {command.name!r}, as rank "
                 f"{self._group.ranks[0]} has: register the same @job.on(...) on every rank"
             )
-        value = command.value["value"] if command.name == "set" else command.value
-        if command.name in _BY_THE_LOOP and command.name != "set":
-            self.event("obeyed", str(command))
-            handler(value)
-            return
+        told, text = "obeyed", str(command)
         try:
-            handler(value)
+            handler(command.value["value"] if command.name == "set" else command.value)
         except (PeerLostError, PgasTimeoutError, MismatchError):
             raise
         except Exception as error:  # a mistyped value must not end the training
             log.exception("rank %d: command %s", self._context.rank, command)
-            self._mailbox.tell_failure()
-            self.event("failed", f"{command}: {type(error).__name__}: {error}")
-        else:
-            self.event("obeyed", str(command))
+            told, text = "failed", f"{command}: {type(error).__name__}: {error}"
+        self._mailbox.tell(self._obeyed, failed=told == "failed")
+        if self._link is not None:
+            self._outcomes.append(self._event(told, text, command))
+            self._settle(wait=self._waiting or self.stopped)
+
+    def _settle(self, *, wait: bool = False) -> None:
+        """On rank 0, report the outcomes of commands that all ranks have obeyed."""
+        while self._outcomes:
+            assert self._mailbox is not None and self._link is not None
+            failures = self._mailbox.failures(self._settled + 1, wait=wait)
+            if failures is None:
+                return
+            self._settled += 1
+            event = self._outcomes.popleft()
+            if failures:
+                text = f"{event.text} (on {failures} other ranks: see the log)"
+                event = replace(event, name="failed", text=text)
+            self._link.tell(event)
+
+    def _event(self, name: str, text: str, command: Command) -> Event:
+        return Event(self.iteration, time.time(), name, text, command.number)
 
     def _handler_of(self, command: Command) -> Handler | None:
         if command.name == "set":
@@ -309,18 +325,8 @@ class TrainingJob:
         }
         return (loop | self._handlers).get(command.name)
 
-    def _pause(self, _: object = None) -> None:
-        """Obey commands one after another, until one of them lets the training go on."""
-        assert self._mailbox is not None
-        if self._waiting:
-            return
+    def _pause(self, _: object) -> None:
         self._waiting = True
-        while self._waiting:
-            if self._link is not None:
-                while self._posted == self._obeyed and not self._post():
-                    self._mailbox.await_bell()
-            self._mailbox.await_post(self._obeyed + 1)
-            self._obey()
 
     def _resume(self, _: object) -> None:
         self._waiting = False

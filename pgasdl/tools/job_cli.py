@@ -236,7 +236,7 @@ def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
     """Tell a job that trains to start, pause, resume, evaluate, checkpoint or stop.
 
     Or a NAME that its program knows, such as learning-rate, with a VALUE: JSON, or else a text. It
-    waits until the job has obeyed; the status is 1 if it refused or failed to, or said nothing.
+    waits until all ranks have obeyed; the status is 1 if one failed to, the job refused or ended.
     """
     client: Client = ctx.obj()
     sent = Command(name, None if value is None else _json_or_text(value))
@@ -244,11 +244,12 @@ def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
     click.echo(number)
     try:
         for event in client.events(job, _ANSWER, after=number):
-            told, text = event.get("name"), event.get("text", "")
-            if told == "obeyed" and text == str(sent):
-                return
-            if told in ("refused", "failed") and text.startswith(f"{sent}: "):
-                raise JobError(f"{told} {text}")
+            if event["event"] == "state":
+                raise JobError(f"job {job} is {event['state']} before it obeyed")
+            if event.get("command") == number:
+                if event["name"] == "obeyed":
+                    return
+                raise JobError(f"{event['name']} {event['text']}")
     except PgasTimeoutError as error:
         raise PgasTimeoutError(
             f"no word of job {job} after {_ANSWER:g} s; it may obey later"
