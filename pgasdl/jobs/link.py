@@ -52,14 +52,14 @@ class Link:
     ``dropped`` counts messages without room that the server does not know of yet.
     """
 
-    def __init__(self, file: Path, bell: Callable[[], None]) -> None:
+    def __init__(self, file: Path, bell: Callable[[], None], after: int = 0) -> None:
         self.commands: deque[Command] = deque()
         self.dropped = 0
         self._file, self._bell = file, bell
         self._kept: dict[str, deque[dict[str, Any]]] = {"metrics": deque(), "events": deque()}
         self._counters: dict[int, dict[str, Any]] = {}  # by rank, the last ones not sent yet
         self._unsure: dict[str, Any] | None = None  # the report that has no answer yet
-        self._after = 0
+        self._after = after  # the number of a command
         self._next_report = 0.0
         self._lock = threading.Lock()
         self._wake, self._waking = socket.socketpair()

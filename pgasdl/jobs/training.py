@@ -41,13 +41,15 @@ log = logging.getLogger("pgasdl")
 Handler = Callable[[Any], object]
 
 MODULUS = 64
+_LAST: dict[str, int] = {}  # by a job's link: the last command that this process has obeyed
 _BY_THE_LOOP = ("start", "pause", "resume", "set", "stop")  # no handler makes them
 
 
 def connect(context: Context, *, group: Group | None = None, paused: bool = False) -> TrainingJob:
     """Connect a training to the job server that started it. Collective, if there is one.
 
-    Where no job server started this process all calls work and do nothing.
+    Where no job server started this process all calls work and do nothing. A program may connect
+    again, as its ranks that are left do: what was obeyed is not obeyed once more.
 
     Parameters
     ----------
@@ -64,10 +66,11 @@ def connect(context: Context, *, group: Group | None = None, paused: bool = Fals
         For handlers and the loop.
     """
     group = group or context.world
-    if context.config.job_link is None:
+    file = context.config.job_link
+    if file is None:
         return TrainingJob(context, group, None, None, None)
     mailbox, board = Mailbox(context, group), Board(context, group)
-    link = Link(Path(context.config.job_link), mailbox.ring) if mailbox.posts else None
+    link = Link(Path(file), mailbox.ring, _LAST.get(file, 0)) if mailbox.posts else None
     return TrainingJob(context, group, mailbox, board, link, paused=paused)
 
 
@@ -278,6 +281,7 @@ class TrainingJob:
             self._mailbox.await_post(self._obeyed + 1)
         command = self._mailbox.read(self._obeyed + 1)
         self._obeyed += 1
+        _LAST[self._context.config.job_link or ""] = command.number
         handler = self._handler_of(command)
         if handler is None:
             raise MismatchError(

@@ -93,7 +93,7 @@ class Written:
 
 def job_of(size: int, *commands: Command) -> TrainingJob:
     mailbox: Any = Written(*commands)
-    context: Any = SimpleNamespace(rank=1)
+    context: Any = SimpleNamespace(rank=1, config=SimpleNamespace(job_link="link"))
     group: Any = SimpleNamespace(size=size, ranks=range(size))
     return TrainingJob(context, group, mailbox, None, None)
 

@@ -243,6 +243,19 @@ def test_the_command(shared: Server, capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
 
 
+def test_a_program_that_connects_again(shared: Server) -> None:
+    """Also if its first rank is another one then."""
+    job = shared.submit("twice.py", ranks=2)
+    for phase in range(2):
+        assert until(lambda: f"phase {phase}" in shared.log(job), PATIENCE / 2)  # noqa: B023
+        shared.client.send(job, "own", phase)
+        shared.client.send(job, "stop")
+    assert shared.client.wait(job)["state"] == "done"
+    assert sorted(re.findall(r"rank \d gets \d", shared.log(job))) == [
+        "rank 0 gets 0", "rank 1 gets 0", "rank 1 gets 1",
+    ]  # fmt: skip
+
+
 def test_a_command_to_a_run_that_fails(shared: Server, capsys: pytest.CaptureFixture[str]) -> None:
     job = shared.submit(restarts=1)
     (rank,) = shared.ranks(job)
