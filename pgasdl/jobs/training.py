@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ from pgasdl.group import Group
 from pgasdl.jobs.board import Board
 from pgasdl.jobs.link import Link
 from pgasdl.jobs.mailbox import PLACES, Mailbox
-from pgasdl.jobs.messages import NAME, Command, Event, Metrics
+from pgasdl.jobs.messages import METRICS, NAME, Command, Event, Metrics
 from pgasdl.jobs.schema import check
 
 log = logging.getLogger("pgasdl")
@@ -169,7 +170,10 @@ class TrainingJob:
             This rank has no function for a command, as rank 0 has.
         PeerLostError
             A rank died, also while all are paused.
+        TypeError, JobError
+            The iteration is no integer, or negative.
         """
+        check(iteration := index(iteration), METRICS["properties"]["iteration"], "iteration")
         self.iteration = iteration
         if self._mailbox is None:
             return True
@@ -220,16 +224,20 @@ class TrainingJob:
 
         Raises
         ------
-        JobError
-            More than 100, or a name that is none; the message says which.
+        TypeError, JobError
+            What is no number; more than 100; a name with more than letters, digits and ``_./-``.
         """
-        if self._link is not None:
-            self._link.tell(Metrics(self.iteration, time.time(), numbers))
+        self._tell(Metrics(self.iteration, time.time(), numbers))
 
     def event(self, name: str, text: str = "") -> None:
-        """Report to users that something happened; only rank 0 does so. It never waits."""
+        """Report that something happened, as :meth:`metrics` does; JobError: a wrong name."""
+        self._tell(Event(self.iteration, time.time(), name, text))
+
+    def _tell(self, message: Metrics | Event) -> None:
         if self._link is not None:
-            self._link.tell(Event(self.iteration, time.time(), name, text))
+            self._link.tell(message)
+        else:
+            message.as_json()  # raises here, too
 
     def close(self) -> None:
         """Send what is left, and end the connection. Also at the end of the process. Idempotent."""

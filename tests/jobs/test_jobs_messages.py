@@ -155,6 +155,22 @@ def test_what_a_loop_can_do_wrong() -> None:
         job.begin(2)
 
 
+def test_what_is_wrong_is_so_on_every_rank() -> None:
+    job = job_of(2)
+    job.begin(np.int64(3))  # type: ignore[arg-type]
+    assert type(job.iteration) is int
+    with pytest.raises(TypeError):
+        job.begin(1.5)  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="iteration"):
+        job.begin(-1)
+    with pytest.raises(JobError, match=r"val acc \(top-1\)"):
+        job.metrics({"val acc (top-1)": 0.5})
+    with pytest.raises(TypeError):
+        job.metrics({"loss": "0.5"})  # type: ignore[dict-item]
+    with pytest.raises(JobError, match="name: 'epoch 1 ended'"):
+        job.event("epoch 1 ended")
+
+
 def test_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
