@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -15,6 +17,9 @@ from urllib.parse import urlencode, urlsplit
 from pgasdl.errors import ConfigError, JobError, PgasTimeoutError
 from pgasdl.jobs.places import Places, default_file
 from pgasdl.jobs.proof import Connection
+from pgasdl.jobs.requests import LARGEST
+
+_LOG = logging.getLogger("pgasdl.jobs")
 
 _TIMEOUT = 30.0  # seconds for an answer; a stream is never silent for so long
 _NO_SERVER = "no job server runs for {}: start `pgasdl serve`, or give --server"
@@ -62,6 +67,7 @@ class Client:
         self._place = (host, port)
         self._token = token
         self._patience = patience
+        self._places: Places | None = None  # of the server's file, if it is on this machine
 
     @classmethod
     def find(cls, server: str = "", token_file: str = "") -> Client:
@@ -88,9 +94,11 @@ class Client:
             server = _url_of(places)
         try:
             file = Path(token_file) if token_file else places.token
-            return cls(server, file.read_text(encoding="ascii").strip())
+            found = cls(server, file.read_text(encoding="ascii").strip())
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the token of {server}: {error}") from error
+        found._places = None if remote else places
+        return found
 
     @property
     def page(self) -> str:
@@ -201,22 +209,27 @@ class Client:
         return self._content("GET", f"/jobs/{job}/log?offset={offset}")
 
     def follow(self, job: int) -> Iterator[bytes]:
-        """Yield what its programs write, until it ends."""
+        """Yield what its programs write, until it ends; from its begin if it was cut short."""
         offset = 0
-        for event in self.events(job):
-            while event["event"] == "log" and offset < event["size"]:
+        for event in self.events(job, after=LARGEST):
+            if event["size"] < offset:
+                _LOG.warning("job %d: its log is shorter than it was; it begins again", job)
+                offset = 0
+            while offset < event["size"]:
                 try:
                     data = self.log(job, offset)
                 except JobError as error:
                     if error.status:
                         raise
                     break  # the stream comes again, or raises that nobody answers
+                if not data:
+                    break  # it was cut short meanwhile
                 offset += len(data)
                 yield data
 
     def wait(self, job: int, timeout: float | None = None) -> dict[str, Any]:
         """Wait for a job's end, and return it; PgasTimeoutError after so many seconds."""
-        for _ in self.events(job, timeout):
+        for _ in self.events(job, timeout, after=LARGEST):
             pass
         return self.show(job)
 
@@ -299,6 +312,10 @@ class Client:
             connection.close()
 
     def _connection(self) -> Connection:
+        if self._places is not None:  # a server that was started again may have another port
+            with suppress(ConfigError):
+                now = Client(_url_of(self._places), self._token)
+                self._url, self._place = now._url, now._place
         return Connection(*self._place, self._token, _TIMEOUT)
 
     def _asked(

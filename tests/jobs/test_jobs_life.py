@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs_harness import Server, children
@@ -136,6 +137,36 @@ def test_what_a_program_sees(shared: Server) -> None:
     assert shared.client.log(module).decode() == seen.replace(
         str(own), str(shared.places.own(module))
     )
+
+
+def test_a_log_that_is_cut_short(shared: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, job = shared.client, shared.submit()
+    shared.ranks(job)
+    pieces = client.follow(job)
+    assert b"process" in next(pieces)
+    shared.places.log(job).write_text("x")
+    assert next(pieces) == b"x"
+    shared.release(job)
+    assert list(pieces) == []
+    monkeypatch.setattr(client, "log", lambda *_: b"")  # cut after its size was told
+    assert list(client.follow(job)) == []
+
+
+def test_who_waits_is_told_nothing_else(shared: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, job = shared.client, shared.submit("held.py")
+    told: list[str] = []
+    stream = client._stream
+
+    def heard(*arguments: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, event in stream(*arguments):
+            told.append(event["event"])
+            yield number, event
+
+    monkeypatch.setattr(client, "_stream", heard)
+    shared.release(job)
+    client.wait(job)
+    list(client.follow(job))
+    assert "end" in told and set(told) <= {"log", "end"}
 
 
 def test_a_log_is_followed_as_it_grows(shared: Server) -> None:
