@@ -7,7 +7,9 @@ and started again finds it; its outcome stands in its folder, which all nodes re
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,6 +32,12 @@ _NAME, _SUBMITTED = "slurm.name", "slurm.submitted"  # files of a step: its name
 _SILENCE = 60.0  # seconds that Slurm may take to answer
 _EVERY = 2.0  # seconds from one look at the queue to the next
 _LATE = 5.0  # seconds until this node sees a file that another node wrote
+_AGAIN = 60.0  # seconds until it is asked again after it refused for now
+# A violated policy without the name of its limit may be any, and so may pass.
+_FOR_NOW = re.compile(
+    r"did not end|timed out|Unable to contact|temporarily|not responding|SubmitJob|"
+    r"^(?!.*\wLimit\b).*job submit limit"
+)
 _NEVER = (float("-inf"), frozenset[str]())
 _LOST = Lost("Slurm ended it before its supervisor could write how: cancelled, or its node failed")
 
@@ -51,10 +59,14 @@ class SlurmRunner:
         self._stopping: set[str] = set()
         self._gone: dict[str, float] = {}  # when a step was first seen to be no more in the queue
         self._seen = _NEVER  # the queue, and when
+        self._closed = (float("-inf"), "")  # until when, and why, Slurm is not asked for a job
         self._thread: threading.Thread | None = None
 
     def lay_out(self, job: JobRow, kind: Kind) -> None:
         """Make the folder of a step; see :class:`pgasdl.jobs.runner.Runner`."""
+        until, why = self._closed
+        if time.monotonic() < until:
+            raise OSError(errno.EAGAIN, why)
         # SIGTERM to srun itself would end the ranks at once.
         stop = ["scancel", "--signal=TERM", f"--name={self._name(job)}"]
         srun = [self._srun, "--label", "--kill-on-bad-exit=0", sys.executable, "-u"]
@@ -81,6 +93,9 @@ class SlurmRunner:
         except _RefusedError as error:
             if name not in self._queue():  # if Slurm answers at all
                 (step / BEGUN).unlink()  # should it take it later, it runs nothing
+                if _FOR_NOW.search(str(error)):
+                    self._closed = (time.monotonic() + _AGAIN, f"Slurm refuses it for now: {error}")
+                    raise OSError(errno.EAGAIN, self._closed[1]) from error
                 raise JobError(f"Slurm refuses it: {error}", 422) from error
         (step / _SUBMITTED).touch()
         self._seen = _NEVER
