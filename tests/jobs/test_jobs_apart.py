@@ -10,6 +10,8 @@ import pytest
 from jobs_harness import Server
 from support.environment import environment
 
+from pgasdl.runtime.launch.run import inherited
+
 
 @pytest.mark.parametrize(
     ("module", "without"),
@@ -46,3 +48,11 @@ def test_the_server_opens_no_segment(server: Server) -> None:
         assert "/dev/shm" not in mapped + opened
     server.release(job)
     assert server.client.wait(job)["state"] == "done"
+
+
+def test_a_job_inside_of_a_rank_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGASDL_JOB_LINK", "link.json")
+    monkeypatch.delenv("PGASDL_RANK", raising=False)
+    assert inherited()["PGASDL_JOB_LINK"] == "link.json"
+    monkeypatch.setenv("PGASDL_RANK", "0")
+    assert "PGASDL_JOB_LINK" not in inherited()

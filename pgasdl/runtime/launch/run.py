@@ -55,7 +55,8 @@ class LocalJob:
 
 def inherited() -> dict[str, str]:
     """Return this process's variables without what a job that started it may have set."""
-    own = ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD", "PGASDL_KEEP_GOING")
+    own = ["PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD", "PGASDL_KEEP_GOING"]
+    own += ["PGASDL_JOB_LINK"] * ("PGASDL_RANK" in os.environ)  # the server's job is around us
     return {name: text for name, text in os.environ.items() if name not in own}
 
 
