@@ -27,9 +27,9 @@ Points = dict[str, list[Point]]  # by name
 
 
 def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> int:
-    """Write a job's metrics into a folder, and return how many points there were.
+    """Write a job's metrics into ``job-ID`` of a folder, and return how many points there were.
 
-    The folder is for this job alone; it is made if it is not there. ``follow``: go on until the job
+    Folders are made if they are not there. ``follow``: go on until the job
     ends. UnavailableError: TensorBoard is not installed. ConfigError: the folder cannot be written.
     JobError: there is no such job, or no server answers.
     """
@@ -37,7 +37,7 @@ def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> in
     client.show(job)  # raises if there is no such job, before a file is made
     total = 0
     try:
-        with contextlib.closing(make.writer(folder)) as writer:
+        with contextlib.closing(make.writer(folder / f"job-{job}")) as writer:
             writer.add_event(make.start())
             for again, points in _looks(client, job, follow):
                 if again:

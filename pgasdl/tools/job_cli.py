@@ -270,7 +270,7 @@ def _json_or_text(text: str) -> Any:
 @click.option("--follow", is_flag=True, help="Until it ends.")
 @click.pass_context
 def _tensorboard(ctx: click.Context, job: int, folder: Path, follow: bool) -> None:
-    """Write a job's metrics into a FOLDER for TensorBoard; it needs `pip install tensorboard`."""
+    """Write a job's metrics into FOLDER/job-ID for TensorBoard: `pip install tensorboard`."""
     points = tensorboard.write(ctx.obj(), job, folder, follow=follow)
     click.echo(f"{points} points: tensorboard --logdir {folder}")
 

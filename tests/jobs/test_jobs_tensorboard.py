@@ -54,13 +54,14 @@ def test_all_points_are_there(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Those that are not finite, too; and once, if the folder is written again."""
+    """Those that are not finite, too; and once, if the folder is written again, or by two jobs."""
     require_modules("tensorboard")
     monkeypatch.setattr(tensorboard, "_MOST_POINTS", 1000)
     job = shared.submit()
     shared.ranks(job)
-    folder = tmp_path / "new/events"
-    assert command(shared, job, folder) == 0 and read(folder) == {}
+    folder, other = tmp_path / "new/events", shared.submit()
+    points = folder / f"job-{job}"
+    assert command(shared, job, folder) == 0 and read(points) == {}
     steps = [*range(3000), 10**6, 2**53 - 1]
     tell(shared, job, (Metrics(step, 1e9 + step / 4, {"loss": 1 / (step + 1)}) for step in steps))
     tell(shared, job, [Metrics(7, 3.0, {"of/test": math.inf}), Metrics(8, 4.0, {"of/test": 2})])
@@ -77,7 +78,8 @@ def test_all_points_are_there(
         capsys.readouterr()
         assert command(shared, job, folder) == 0
         assert capsys.readouterr().out == f"3254 points: tensorboard --logdir {folder}\n"
-        there = read(folder)
+        assert command(shared, other, folder) == 0
+        there = read(points)
         assert [there.pop(name) for name in names] == [[(1, 5.0, 1.0)]] * 250
         loss = [(step, float(np.float32(1 / (step + 1))), 1e9 + step / 4) for step in steps]
         assert there.pop("loss") == loss
@@ -102,11 +104,11 @@ def test_a_job_that_is_followed_and_started_again(
 
     job = server.submit(restarts=1)
     (rank,) = server.ranks(job)
-    before, between = tmp_path / "before", tmp_path / "between"
+    before, between = (tmp_path / name / f"job-{job}" for name in ("before", "between"))
     with ThreadPoolExecutor() as pool:
 
         def followed(folder: Path) -> Future[int]:
-            return pool.submit(command, server, job, folder, "--follow")
+            return pool.submit(command, server, job, folder.parent, "--follow")
 
         ends = [followed(before)]
         told(0, 5, 100)
@@ -114,7 +116,6 @@ def test_a_job_that_is_followed_and_started_again(
         there: Read = {"loss": points(0, 10, 100), "test": [(4, 100, 104.5), (9, 100, 109.5)]}
         assert until(lambda: before.exists() and read(before) == there), read(before)
         server.kill()
-        server.options += (f"--port={server.url.rpartition(':')[2]}",)
         server.start()
         kill_and_see_it_gone(rank)
         server.ranks(job, 2)
