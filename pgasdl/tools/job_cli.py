@@ -221,8 +221,19 @@ def _page(ctx: click.Context) -> None:
 @click.option("--timeout", type=float, metavar="S", help="Seconds; default: as long as it takes.")
 @click.pass_context
 def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
-    """Wait for a job's end, and end with its status: not 0 unless it is done."""
-    found = ctx.obj().wait(job, timeout)
+    """Wait for a job's end, and end with its status: not 0 unless it is done.
+
+    Or with 124 after --timeout, and with 69 if no server answers.
+    """
+    if timeout is not None and not timeout >= 0:  # as NaN
+        raise ConfigError(f"--timeout {timeout:g}: seconds, from 0")
+    try:
+        found = ctx.obj().wait(job, timeout)
+    except (PgasTimeoutError, JobError) as error:
+        if getattr(error, "status", 0):  # the server refuses it
+            raise
+        click.echo(f"Error: {error}", err=True)
+        return 69 if isinstance(error, JobError) else 124
     click.echo(_line(found))
     return 0 if found["state"] == State.DONE else int(found["status"] or 1)
 

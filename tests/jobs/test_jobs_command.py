@@ -14,7 +14,7 @@ from support.environment import environment
 from support.starting import finished
 
 from pgasdl import ConfigError
-from pgasdl.jobs import Client
+from pgasdl.jobs import Client, client
 from pgasdl.tools.cli import main
 
 Say = Callable[..., tuple[int, str, str]]
@@ -59,7 +59,7 @@ def test_a_job_from_submit_to_wait(shared: Server, say: Say) -> None:
 def test_stop(shared: Server, say: Say) -> None:
     job = say("submit", "--grace", "0", "--restarts", "2", "--", "-m", "held")[1].strip()
     shared.ranks(int(job))
-    assert say("wait", job, "--timeout", "0.1")[0] == 1
+    assert say("wait", job, "--timeout", "0.1")[0] == 124
     assert say("stop", job)[:2] == (0, f"job {job} is stopping: its user stopped it\n")
     status, out, _ = say("wait", job)
     assert status in (137, 143) and "is stopped" in out
@@ -91,6 +91,8 @@ def test_stage(shared: Server, say: Say) -> None:
         ("show 999", 1, "there is no job 999"),
         ("list --state gone", 2, "no state 'gone'"),
         ("--server http://127.0.0.1:1 list", 1, "no job server answers at http://127.0.0.1:1"),
+        ("wait 1 --timeout nan", 2, "--timeout nan: seconds, from 0"),
+        ("wait 999", 1, "there is no job 999"),
         ("--server ftp://x list", 2, "no URL of a job server"),
         ("--server nothing.db list", 2, "start `pgasdl serve`"),
     ],
@@ -104,6 +106,14 @@ def test_what_is_refused(
     token.write_text(shared.token)
     found, out, errors = say(*words.split())
     assert (found, out) == (status, "") and told in errors
+
+
+def test_wait_without_a_server(shared: Server, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_PAUSE", 0)
+    monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"patience": 0})
+    token = f"--token-file={shared.places.token}"
+    status, _, errors = say("--server=http://127.0.0.1:1", token, "wait", "1")
+    assert status == 69 and "no job server answers" in errors
 
 
 def test_by_its_url_and_a_token(
