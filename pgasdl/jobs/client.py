@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -105,19 +105,23 @@ class Client:
         """The page's address for a browser, with the token, which lets its owner start programs."""
         return f"{self._url}/#token={self._token}"
 
-    def submit(self, program: list[str], **request: Any) -> dict[str, Any]:
+    def submit(self, program: Sequence[str | Path], **request: Any) -> dict[str, Any]:
         """Put a job into the queue, and return it.
 
         Parameters
         ----------
-        program : list[str]
+        program : Sequence[str | Path]
             ``PROGRAM.py`` or ``-m``, ``MODULE``, and the program's arguments.
         **request : Any
             ``ranks`` (1), ``name``, ``folder`` (the server's root), ``environment`` (none),
             ``restarts`` (0), ``grace`` (10 s), ``stage``: a dict of ``remote`` and ``local``,
             ``format``, ``limit``; ``resources``: a dict of sbatch's options, as ``partition``.
         """
-        return self._document("POST", "/jobs", request | {"program": program})
+        words = program if isinstance(program, str) else [os.fspath(word) for word in program]
+        for word in words:
+            if word != word.encode(errors="replace").decode():
+                raise ConfigError(f"{word!r}: a program and its arguments have to be UTF-8")
+        return self._document("POST", "/jobs", request | {"program": words})
 
     def jobs(self, limit: int = 100, before: int | None = None, state: str = "") -> dict[str, Any]:
         """Return a page of ``jobs``, the newest first, and ``before`` of the ``next`` page."""

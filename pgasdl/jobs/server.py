@@ -185,7 +185,7 @@ def _listening(host: str, port: int) -> socket.socket:
         # Connections have it, too; else each answer waits 40 ms for the client's acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot listen at --host {host} --port {port}: {error}") from error
 
 

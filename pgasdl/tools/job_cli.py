@@ -109,7 +109,7 @@ def _submit(
     request: dict[str, Any] = {
         "ranks": ranks,
         "name": name,
-        "folder": os.getcwd() if folder is None else folder,
+        "folder": os.path.realpath("/proc/self/cwd") if folder is None else folder,
         "environment": dict(_pair("--env", text) for text in variables),
         "restarts": restarts,
         "grace": grace,

@@ -13,7 +13,7 @@ from jobs_harness import PGASDL, Server
 from support.environment import environment
 from support.starting import finished
 
-from pgasdl import ConfigError
+from pgasdl import ConfigError, JobError
 from pgasdl.jobs import Client, client
 from pgasdl.tools.cli import main
 
@@ -108,6 +108,27 @@ def test_what_is_refused(
     assert (found, out) == (status, "") and told in errors
 
 
+def test_what_cannot_be_submitted(
+    shared: Server, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, _, errors = say("submit", "held.py", "caf\udce9.txt")
+    assert status == 2 and "'caf\\udce9.txt': a program and its arguments have to" in errors
+    gone = shared.root / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    status, _, errors = say("submit", "held.py")
+    assert status == 1 and f"there is no folder {gone} (deleted)" in errors
+    monkeypatch.chdir("/")
+
+
+def test_a_program_may_be_a_path(shared: Server) -> None:
+    found = shared.client.submit([Path("held.py"), "-x"])
+    assert found["request"]["program"] == ["held.py", "-x"]
+    with pytest.raises(JobError, match=r"program: 'held.py' is no array"):
+        shared.client.submit("held.py")
+
+
 def test_wait_without_a_server(shared: Server, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_PAUSE", 0)
     monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"patience": 0})
@@ -170,6 +191,7 @@ def test_wrong_options_of_serve(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for words, told in (
         ([file, f"--root={tmp_path / 'nothing'}"], "there is no such folder"),
         ([file, "--host=there.is.none.invalid"], "cannot listen at --host there.is.none.invalid"),
+        ([file, "--host=node..cluster"], "cannot listen at --host node..cluster"),
         ([file, "--slots=0"], "--slots"),
         ([f"--file={tmp_path}"], "--file"),
         (["--file=/proc/nothing/jobs.db"], "--file"),
