@@ -135,4 +135,6 @@ def program_of(root: Path, folder: Path, program: tuple[str, ...]) -> list[str]:
     found = inside(root, program[0], "program[0]", base=folder)
     if not os.path.exists(found):
         raise refused("program[0]", f"there is no program {found}")
+    if os.path.isdir(found) and not os.path.exists(found / "__main__.py"):
+        raise refused("program[0]", f"{found} is a folder without __main__.py")
     return [str(found), *program[1:]]

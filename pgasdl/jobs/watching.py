@@ -225,13 +225,13 @@ class Watching:
                 for record in telemetry.counters(database, job.id, 0, MOST_RANKS)
             ]
             metrics: list[openmetrics.Sample] = [
-                ({"job": job.id, "name": name}, value)
+                ({"job_id": job.id, "name": name}, value)
                 for job in running
                 for name in telemetry.names(database, job.id, _MOST_NAMES)
                 if (value := telemetry.last(database, job.id, name)[1]) is not None
             ]
         labelled: list[tuple[openmetrics.Labels, RankCounters]] = [
-            ({"job": job, "rank": each.rank}, each) for job, each in ranks
+            ({"job_id": job, "rank": each.rank}, each) for job, each in ranks
         ]
         return "".join((
             openmetrics.gauge("jobs", "Jobs by state.", (

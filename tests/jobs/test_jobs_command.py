@@ -85,6 +85,7 @@ def test_stage(shared: Server, say: Say) -> None:
     [
         ("submit -n 3 held.py", 1, "ranks: 3; the server has 2 slots"),
         ("submit nothing.py", 1, "program[0]: there is no program"),
+        ("submit .", 1, "root is a folder without __main__.py"),
         ("submit --env A held.py", 2, "--env A: NAME=VALUE"),
         ("submit --folder / held.py", 1, "folder: / is not under the server's root"),
         ("submit", 2, "Missing argument"),

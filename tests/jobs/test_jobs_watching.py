@@ -93,7 +93,7 @@ def test_a_job_that_trains_is_watched(server: Server) -> None:
         states = {each.labels["state"] for each in scraped["pgasdl_layer_seconds"]}
         assert states == {"computing", "queued", "exchanging", "waiting"}
         (metric,) = scraped["pgasdl_job_metric"]
-        assert metric.labels == {"job": str(job), "name": "iteration"} and metric.value > 0
+        assert metric.labels == {"job_id": str(job), "name": "iteration"} and metric.value > 0
         server.client.send(job, "stop")
         told = next(told for kind, told in events if kind == "command")
         assert told["name"] == "stop"
