@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from pgasdl.jobs.requests import LARGEST, REQUEST, JobRequest
-from pgasdl.jobs.schema import Schema
+from pgasdl.jobs.schema import Schema, record
 
 
 class State(StrEnum):
@@ -85,9 +85,8 @@ class Event:
 
 
 _TIME: Schema = {"type": ["number", "null"], "description": "Seconds since 1970."}
-JOB: Schema = {
-    "type": "object",
-    "properties": {
+JOB = record(
+    {
         "id": {"type": "integer", "minimum": 1, "maximum": LARGEST},
         "name": {"type": "string"},
         "state": {"type": "string", "enum": [str(state) for state in State]},
@@ -101,6 +100,5 @@ JOB: Schema = {
         "ended": _TIME,
         "restarts_left": {"type": "integer"},
         "request": REQUEST,
-    },
-}
-JOB = {**JOB, "required": list(JOB["properties"]), "additionalProperties": False}
+    }
+)

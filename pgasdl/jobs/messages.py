@@ -16,7 +16,7 @@ from typing import Any
 
 from pgasdl.counters import Counters, LayerTimes, Traffic, Waits
 from pgasdl.jobs.requests import LARGEST, MOST_RANKS
-from pgasdl.jobs.schema import Schema, check, refused
+from pgasdl.jobs.schema import Schema, check, record, refused
 
 VERSION = 1
 MOST_VALUE_BYTES = 4096  # of a command's value
@@ -33,27 +33,18 @@ _NOTHING: Schema = {"type": ["null"]}
 _ANY: Schema = {"type": ["null", "boolean", "number", "string", "array", "object"]}
 
 
-def _record(required: dict[str, Schema], **optional: Schema) -> Schema:
-    return {
-        "type": "object",
-        "required": list(required),
-        "additionalProperties": False,
-        "properties": {**required, **optional},
-    }
-
-
 # The schema of each built-in command's value.
 COMMANDS: dict[str, Schema] = {
     "start": _NOTHING,
     "pause": _NOTHING,
     "resume": _NOTHING,
-    "set": _record({"name": NAME, "value": {"type": ["boolean", "number", "string"]}}),
+    "set": record({"name": NAME, "value": {"type": ["boolean", "number", "string"]}}),
     "evaluate": _NOTHING,
     "checkpoint": _NOTHING,
     "stop": _NOTHING,
 }
-COMMAND: Schema = _record({"name": NAME}, value={**_ANY, "default": None}, version=_VERSION)
-METRICS: Schema = _record(
+COMMAND: Schema = record({"name": NAME}, value={**_ANY, "default": None}, version=_VERSION)
+METRICS: Schema = record(
     {
         "iteration": _COUNT,
         "time": _TIME,
@@ -65,7 +56,7 @@ METRICS: Schema = _record(
         },
     }
 )
-EVENT: Schema = _record(
+EVENT: Schema = record(
     {
         "iteration": _COUNT,
         "time": _TIME,
@@ -92,7 +83,7 @@ def _by(names: str, numbers: int, item: Schema, description: str) -> Schema:
     }
 
 
-COUNTERS: Schema = _record(
+COUNTERS: Schema = record(
     {
         "rank": {"type": "integer", "minimum": 0, "maximum": MOST_RANKS - 1},
         "iteration": _COUNT,
@@ -111,7 +102,7 @@ COUNTERS: Schema = _record(
         ),
     }
 )  # fmt: skip
-REPORT: Schema = _record(
+REPORT: Schema = record(
     {
         "metrics": {"type": "array", "items": METRICS, "maxItems": MOST_METRICS},
         "events": {"type": "array", "items": EVENT, "maxItems": MOST_EVENTS},

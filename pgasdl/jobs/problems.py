@@ -12,25 +12,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from pgasdl.errors import JobError
-from pgasdl.jobs.schema import Schema
+from pgasdl.jobs.schema import record
 
 _LOG = logging.getLogger("pgasdl.jobs")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 MEDIA_TYPE = "application/problem+json"
-PROBLEM: Schema = {
-    "type": "object",
-    "description": "RFC 9457.",
-    "required": ["title", "status", "detail", "field"],
-    "additionalProperties": False,
-    "properties": {
+PROBLEM = record(
+    {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "field": {"type": "string", "description": 'Which one is wrong, as in "stage.local".'},
-    },
-}
+    }
+)
 
 
 def problem(

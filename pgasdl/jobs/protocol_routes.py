@@ -18,7 +18,7 @@ from pgasdl.jobs.job import ACTIVE, State
 from pgasdl.jobs.messages import COMMAND, NAME, REPORT, Command
 from pgasdl.jobs.operations import ID, CheckedRequest, Operation
 from pgasdl.jobs.requests import LARGEST
-from pgasdl.jobs.schema import Schema
+from pgasdl.jobs.schema import Schema, record
 from pgasdl.jobs.store import Store
 
 _WAIT = 10.0  # seconds until a question for commands is answered by none
@@ -28,29 +28,7 @@ _MOST_POINTS = 10_000  # of a metric in an answer
 _MOST_NAMES = 100
 
 _NUMBER: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST, "default": 0}
-_SENT: Schema = {
-    "type": "object",
-    "required": ["id"],
-    "additionalProperties": False,
-    "properties": {"id": ID},
-}
-_COMMANDS: Schema = {
-    "type": "object",
-    "required": ["commands"],
-    "additionalProperties": False,
-    "properties": {
-        "commands": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["id", "command"],
-                "additionalProperties": False,
-                "properties": {"id": ID, "command": COMMAND},
-            },
-        }
-    },
-}
-_NOTHING: Schema = {"type": "object", "additionalProperties": False, "properties": {}}
+_COMMANDS = record({"commands": {"type": "array", "items": record({"id": ID, "command": COMMAND})}})
 _METRICS: Schema = {
     "type": "object",
     "description": "Of each name: points of iteration, value (null: not finite) and time.",
@@ -86,7 +64,7 @@ class Protocol:
         return (
             Operation(
                 "POST", job + "/messages", "send", "Tell a job that runs a command.",
-                self.send, _SENT, status=201, body=COMMAND, refusals=(409,),
+                self.send, record({"id": ID}), status=201, body=COMMAND, refusals=(409,),
             ),
             Operation(
                 "GET", job + "/metrics", "metrics",
@@ -102,7 +80,7 @@ class Protocol:
             Operation(
                 "POST", job + "/reports", "report",
                 "Metrics and events of a job. With the job's own secret.",
-                self.report, _NOTHING, body=REPORT, refusals=(409,),
+                self.report, record({}), body=REPORT, refusals=(409,),
             ),
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pgasdl.errors import ConfigError
-from pgasdl.jobs.schema import Schema, check, refused
+from pgasdl.jobs.schema import Schema, check, record, refused
 from pgasdl.settings.variables import BY_NAME, PREFIX, nearest
 
 MOST_BYTES = 1 << 20  # of a request's body
@@ -21,12 +21,8 @@ _NO_NUL = r"^[^\x00]*$"
 _WORD: Schema = {"type": "string", "maxLength": 65536, "pattern": _NO_NUL}
 _PATH: Schema = {"type": "string", "minLength": 1, "maxLength": 4095, "pattern": _NO_NUL}
 
-STAGE: Schema = {
-    "type": "object",
-    "description": "What `pgasdl stage` brings to this machine before the ranks start.",
-    "required": ["remote", "local"],
-    "additionalProperties": False,
-    "properties": {
+STAGE = record(
+    {
         "remote": {
             "type": "array",
             "items": {**_PATH, "description": "A file, folder, pattern or URL."},
@@ -34,10 +30,10 @@ STAGE: Schema = {
             "maxItems": 1000,
         },
         "local": {**_PATH, "description": "The folder it goes to, under the server's root."},
-        "format": {"type": "string", "maxLength": 32, "pattern": "^[a-z0-9]*$"},
-        "limit": {"type": "string", "maxLength": 32, "pattern": "^[0-9A-Za-z]*$"},
     },
-}
+    format={"type": "string", "maxLength": 32, "pattern": "^[a-z0-9]*$"},
+    limit={"type": "string", "maxLength": 32, "pattern": "^[0-9A-Za-z]*$"},
+)
 
 RESOURCES = (
     "account", "constraint", "cpus-per-task", "gres", "mem", "nodes", "ntasks-per-node",
@@ -95,7 +91,7 @@ REQUEST: Schema = {
             "maximum": 3600,
             "default": 10,
         },
-        "stage": STAGE,
+        "stage": {**STAGE, "description": "What `pgasdl stage` brings before the ranks start."},
         "resources": {
             "type": "object",
             "description": "Options of sbatch by name, as 'partition'; for a server with --slurm.",

@@ -17,27 +17,20 @@ from pgasdl.jobs.places import Places, folder_of, inside, program_of, regular_by
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
 from pgasdl.jobs.scheduler import Scheduler
-from pgasdl.jobs.schema import Schema
+from pgasdl.jobs.schema import record
 from pgasdl.jobs.store import Store
 from pgasdl.jobs.watching import Watching
 
 _MOST_LOG_BYTES = 1 << 20  # of an answer
 
 _ANY_STATE = ("", *(str(state) for state in State))
-_STATUS: Schema = {
-    "type": "object",
-    "required": ["status"],
-    "properties": {"status": {"type": "string"}},
-}
-_PAGE: Schema = {
-    "type": "object",
-    "required": ["jobs", "next"],
-    "additionalProperties": False,
-    "properties": {
+_STATUS = record({"status": {"type": "string"}})
+_PAGE = record(
+    {
         "jobs": {"type": "array", "items": JOB},
         "next": {"type": ["integer", "null"], "description": "`before` of the next page."},
-    },
-}
+    }
+)
 
 
 class Service:
@@ -48,19 +41,10 @@ class Service:
         self._scheduler = scheduler
         self._places = places
         self._root = root
-        self._protocol = Protocol(store)
-        self._watching = Watching(store, self._protocol, places, scheduler.slots)
+        self.protocol = Protocol(store)
+        self._watching = Watching(store, self.protocol, places, scheduler.slots)
         self.operations = self._operations()
         self._description = openapi.document(self.operations)
-
-    @property
-    def closing(self) -> bool:
-        """Whether streams have to end, since the server does."""
-        return self._protocol.closing
-
-    @closing.setter
-    def closing(self, closing: bool) -> None:
-        self._protocol.closing = closing
 
     def _operations(self) -> tuple[Operation, ...]:
         job = "/api/v1/jobs/{id:int}"
@@ -92,7 +76,7 @@ class Service:
                 "GET", job + "/log", "log", "What its programs wrote, from a byte on.",
                 self.log, "application/octet-stream", query=offset,
             ),
-            *self._protocol.operations(job),
+            *self.protocol.operations(job),
             *self._watching.operations(job),
             Operation("GET", "/livez", "livez", "It answers.", self.livez, _STATUS, is_open=True),
             Operation(

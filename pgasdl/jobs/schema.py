@@ -23,6 +23,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _MOST_SHOWN = 100  # characters of a wrong value
 
 
+def record(required: dict[str, Schema], **optional: Schema) -> Schema:
+    """Describe an object that has these fields and no others."""
+    return {
+        "type": "object",
+        "required": list(required),
+        "additionalProperties": False,
+        "properties": {**required, **optional},
+    }
+
+
 def check(value: object, schema: Schema, field: str = "") -> None:
     """Compare a value with a schema; JobError with status 422 names the field that is wrong."""
     kind = schema["type"]

@@ -174,7 +174,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End in order, within seconds."""
-        self.should_exit = self._service.closing = True
+        self.should_exit = self._service.protocol.closing = True
 
 
 def _listening(host: str, port: int) -> socket.socket:

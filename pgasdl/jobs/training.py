@@ -329,22 +329,12 @@ class TrainingJob:
     def _handler_of(self, command: Command) -> Handler | None:
         if command.name == "set":
             return self._handlers.get(command.value["name"])
-        loop: dict[str, Handler] = {
-            "start": self._resume,
-            "resume": self._resume,
-            "stop": self._stop,
-            "pause": self._pause,
-        }
-        return (loop | self._handlers).get(command.name)
+        if command.name in _BY_THE_LOOP:
+            return lambda _: self._steer(command.name)
+        return self._handlers.get(command.name)
 
-    def _pause(self, _: object) -> None:
-        self._waiting = True
-
-    def _resume(self, _: object) -> None:
-        self._waiting = False
-
-    def _stop(self, _: object) -> None:
-        self._waiting, self.stopped = False, True
+    def _steer(self, name: str) -> None:
+        self._waiting, self.stopped = name == "pause", name == "stop"
 
 
 def _nothing() -> None:
