@@ -65,6 +65,8 @@ class LocalRunner:
                 stdin=control,
                 stdout=messages,
                 stderr=messages,
+                # Else its launcher takes itself for a rank's, if this server is one.
+                env={name: text for name, text in os.environ.items() if name != "PGASDL_RANK"},
                 pass_fds=(lock,),
                 cwd="/",
                 start_new_session=True,

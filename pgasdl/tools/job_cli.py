@@ -218,13 +218,10 @@ def _page(ctx: click.Context) -> None:
 
 @command.command("wait", cls=ToolCommand)
 @_job
-@click.option("--timeout", type=float, metavar="S", help="Seconds; default: as long as it takes.")
+@click.option("--timeout", type=float, metavar="S", help="End with 124 after S seconds.")
 @click.pass_context
 def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
-    """Wait for a job's end, and end with its status: not 0 unless it is done.
-
-    Or with 124 after --timeout, and with 69 if no server answers.
-    """
+    """Wait for a job's end, and end with its status: not 0 unless it is done; or 69: no server."""
     if timeout is not None and not timeout >= 0:  # as NaN
         raise ConfigError(f"--timeout {timeout:g}: seconds, from 0")
     try:
@@ -307,9 +304,7 @@ def _line(job: dict[str, Any]) -> str:
 
 
 def _moment(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+    return "" if seconds is None else datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
 
 
 def _took(job: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,10 @@ def test_a_job_inside_of_a_rank_is_not_the_servers(monkeypatch: pytest.MonkeyPat
     assert inherited()["PGASDL_JOB_LINK"] == "link.json"
     monkeypatch.setenv("PGASDL_RANK", "0")
     assert "PGASDL_JOB_LINK" not in inherited()
+
+
+def test_a_server_inside_of_a_rank_has_jobs(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    server.start(PGASDL_RANK="0")
+    (rank,) = server.ranks(server.submit())
+    assert b"\0PGASDL_JOB_LINK=" in Path(f"/proc/{rank}/environ").read_bytes()
