@@ -145,7 +145,7 @@ class Client:
     def send(self, job: int, name: str, value: Any = None) -> int:
         """Tell a job that runs a command, and return its number.
 
-        ``events(job, after=number)`` has the outcome.
+        ``events(job, after=number)`` has the outcome: the event with this ``command``.
 
         Parameters
         ----------

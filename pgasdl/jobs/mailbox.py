@@ -86,8 +86,6 @@ class Mailbox:
             with suppress(PgasTimeoutError):
                 self._context.notify_waitsome(self._segment, _OBEYED + place, 1)
 
-    # --- while all ranks wait
-
     def ring(self) -> None:
         """Wake rank 0, which waits for a command to post. Called by any thread of it."""
         with suppress(PgasError):  # it is leaving

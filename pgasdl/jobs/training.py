@@ -106,7 +106,7 @@ class TrainingJob:
         self._outcomes: deque[Event] = deque()  # rank 0's own, of commands that are not settled
         self._given: tuple[int, int] | None = None  # iteration, and the last number obeyed by then
         self._stamps: deque[tuple[int, int]] = deque()  # iteration, and the last number then
-        self._closing = weakref.finalize(self, link.close if link else _nothing)
+        self._closing = weakref.finalize(self, link.close if link else lambda: None)
 
     # --- what programs call
 
@@ -335,7 +335,3 @@ class TrainingJob:
 
     def _steer(self, name: str) -> None:
         self._waiting, self.stopped = name == "pause", name == "stop"
-
-
-def _nothing() -> None:
-    pass
