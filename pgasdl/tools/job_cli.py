@@ -113,14 +113,12 @@ def _submit(
         "environment": dict(_pair("--env", text) for text in variables),
         "restarts": restarts,
         "grace": grace,
+        "resources": dict(_pair("--resource", text) for text in resources),
     }
-    if resources:
-        request["resources"] = dict(_pair("--resource", text) for text in resources)
     if bool(remote) != (local is not None):
         raise ConfigError("--stage and --local belong together")
     if remote:
-        stage = {"remote": list(remote), "local": local, "format": form, "limit": limit}
-        request["stage"] = stage
+        request["stage"] = {"remote": list(remote), "local": local, "format": form, "limit": limit}
     click.echo(ctx.obj().submit(list(program), **request)["id"])
 
 
@@ -259,9 +257,7 @@ def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
                     return
                 raise JobError(f"{event['name']} {event['text']}")
     except PgasTimeoutError as error:
-        raise PgasTimeoutError(
-            f"no word of job {job} after {_ANSWER:g} s; it may obey later"
-        ) from error
+        raise PgasTimeoutError(f"no word of it after {_ANSWER:g} s; it may obey later") from error
     raise JobError(f"job {job} ended before it obeyed")
 
 

@@ -29,10 +29,8 @@ class _OnceAMinute(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write a record."""
-        now, words = (
-            time.monotonic(),
-            f"{record.getMessage()} {record.exc_info and record.exc_info[1]!r}",
-        )
+        now = time.monotonic()
+        words = f"{record.getMessage()} {record.exc_info and record.exc_info[1]!r}"
         self._said = {said: at for said, at in self._said.items() if now < at + 60}
         return self._said.setdefault(words, now) == now
 
