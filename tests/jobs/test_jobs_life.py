@@ -153,7 +153,8 @@ def test_a_log_that_is_cut_short(shared: Server, monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_waits_is_told_nothing_else(shared: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, job = shared.client, shared.submit("held.py")
+    client, job = shared.client, shared.submit()
+    shared.ranks(job)
     told: list[str] = []
     stream = client._stream
 
