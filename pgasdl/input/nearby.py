@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from pgasdl.errors import DataError
 
@@ -38,18 +39,14 @@ class Nearby:
         self._wholes = dict(merged(ranges, _WINDOW))
         self._begin, self._data = 0, memoryview(b"")
 
-    def __call__(self, address: int, nbytes: int) -> memoryview:
-        """Return some bytes."""
+    def __call__(self, address: int, nbytes: int) -> bytearray | memoryview:
+        """Return some bytes; those of several ranges are one, of which this is a view."""
         at = address - self._begin
         if at >= 0 and at + nbytes <= len(self._data):
             return self._data[at : at + nbytes]
         whole = self._wholes.get(address, 0)
         if whole > nbytes:
-            try:
-                self._data = memoryview(self._read(address, whole))
-            except DataError:
-                pass
-            else:
-                self._begin = address
+            with suppress(DataError):
+                self._data, self._begin = memoryview(self._read(address, whole)), address
                 return self._data[:nbytes]
-        return memoryview(self._read(address, nbytes))
+        return self._read(address, nbytes)

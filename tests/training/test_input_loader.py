@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from input_tools import Encoded, decode, decoded, right, same
+from input_tools import Encoded, decode, decoded, records, right, same
 from support.patience import until
 
 from pgasdl import BufferRefusedError, ClosedError, Context, DataError, PgasTimeoutError, loopback
@@ -228,6 +228,19 @@ def test_records_that_need_no_decoding(data: Records) -> None:
             assert np.shares_memory(batch["image"], memory)
         assert number == 3
         del batch
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_decode_that_changes_its_record_changes_no_other(data: Records, workers: int) -> None:
+    """Nor the same record, when a batch has it twice."""
+
+    def inverted(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+        return {"image": np.invert(record["image"], out=record["image"])}
+
+    options: dict[str, Any] = {"seed": None, "last": "fill", "workers": workers}
+    with Loader(data, 50, decode=inverted, **options) as loader:
+        rows = loader._batches.rows(0)
+        assert np.array_equal(next(iter(loader))["image"], ~records(43)["image"][rows])
 
 
 def test_the_order_keeps_to_chunks() -> None:

@@ -78,9 +78,11 @@ class Arrays:
         return begins, np.full(len(numbers), nbytes)
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
-        """Return a record's fields."""
+        """Return a record's fields, which the caller may change."""
         (where,) = self.ranges(row)
-        fields = self._fields(self._elements(read(*where)))
+        data = read(*where)  # a view is of other records' bytes, too
+        own = bytearray(data) if isinstance(data, memoryview) else data
+        fields = self._fields(self._elements(own))
         return {name: array[0, ...] for name, array in fields.items()}
 
     def fill(
