@@ -10,6 +10,7 @@ import stat
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -26,6 +27,16 @@ class File:
     url: str
     nbytes: int
     version: str = ""
+
+    @property
+    def name(self) -> str:
+        """The URL as a path, which users see: over HTTP decoded and without a query.
+
+        A query may be a signature, another one each time.
+        """
+        if not self.url.startswith(("http://", "https://")):
+            return self.url
+        return unquote(self.url.partition("?")[0], errors="surrogateescape")
 
 
 class Files:
@@ -70,13 +81,16 @@ class Files:
     def place(self, address: int) -> str:
         """Return where an address is, for messages."""
         number, offset = self.locate(address)
-        return f"{self[number].url}, byte {offset}"
+        return f"{self[number].name}, byte {offset}"
 
     @property
     def digest(self) -> str:
         """A name for this data set: other names, sizes or versions give another."""
-        lines = "".join(f"{file.url}\n{file.nbytes}\n{file.version}\n" for file in self._files)
-        return hashlib.sha256(lines.encode()).hexdigest()[:32]
+        # A query may be all that tells two files without tags apart.
+        names = [file.name if '"' in file.version else file.url for file in self._files]
+        each = zip(names, self._files, strict=True)
+        lines = "".join(f"{name}\n{file.nbytes}\n{file.version}\n" for name, file in each)
+        return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def expanded(pattern: str) -> Iterator[str]:

@@ -22,6 +22,8 @@ log = logging.getLogger("pgasdl")
 
 # Names of versions in HTTP, and in fsspec's libraries.
 _VERSIONS = ("ETag", "Last-Modified", "etag", "LastModified", "last_modified", "mtime")
+# Of a URL in an error: it may have a signature.
+_QUERY = re.compile(r"(?<=://)([^\s?'\"]*)\?[^\s'\"]*")
 _Out = TypeVar("_Out")
 
 
@@ -71,7 +73,7 @@ class Storage:
         files: dict[str, File] = {}
         for file in found:
             if file.url in files:
-                raise DataError(f"{file.url} is named twice")
+                raise DataError(f"{file.name} is named twice")
             files[file.url] = known.get(file.url, file)
         if not files:
             raise DataError("no file is named")
@@ -86,7 +88,7 @@ class Storage:
         """
         end = offset + out.nbytes
         if not 0 <= offset <= end <= file.nbytes:
-            raise ValueError(f"{file.url}, bytes {offset} to {end}: it has {file.nbytes}")
+            raise ValueError(f"{file.name}, bytes {offset} to {end}: it has {file.nbytes}")
         if out.nbytes:
             read = self._fetch if "://" in file.url else self._pread
             bytes_of = out.cast("B")
@@ -122,7 +124,7 @@ class Storage:
                     break
         told = " ".join(f"{type(last).__name__}: {last}".split())  # aiohttp's have several lines
         tries = "1 try" if number == 0 else f"{number + 1} tries"
-        raise DataError(f"{what()}: {told}, after {tries}") from last
+        raise DataError(_QUERY.sub(r"\1", f"{what()}: {told}, after {tries}")) from last
 
     def _pread(self, file: File, offset: int, out: memoryview) -> None:
         try:
@@ -162,7 +164,7 @@ class Storage:
         if len(data) == file.nbytes > len(out):
             if not self._ranges_ignored:
                 self._ranges_ignored = True
-                log.warning("%s: the server sends whole files where ranges are wanted", file.url)
+                log.warning("%s: the server sends whole files where ranges are wanted", file.name)
             data = data[offset : offset + len(out)]
         if len(data) != len(out):
             raise OSError(f"{len(data)} bytes came; the file was listed with {file.nbytes}")
@@ -171,11 +173,12 @@ class Storage:
     def _ask_for(self, url: str) -> File:
         file = _file(url, self._info(url))
         if file.nbytes < 0:
-            raise DataError(f"{url}: the server does not tell its size")
+            raise DataError(f"{file.name}: the server does not tell its size")
         return file
 
     def _info(self, url: str) -> dict[str, Any]:
-        info: dict[str, Any] = self._persist(lambda: url, lambda: ask(url, "info", self._timeout))
+        name = File(url, 0).name
+        info: dict[str, Any] = self._persist(lambda: name, lambda: ask(url, "info", self._timeout))
         return info
 
     def _list(self, url: str) -> list[File]:
@@ -188,27 +191,28 @@ class Storage:
         if start < len(url):
             root = url[: url.rindex("/", 0, start) + 1]
             depth = math.inf if "**" in url else url.count("/", start) + 1
-            matching = re.compile(library("fsspec.utils").glob_translate(url))
-            found = [each for each in self._below(root, depth) if matching.match(each.url)]
-        elif url.endswith("/"):
+            matching = re.compile(library("fsspec.utils").glob_translate(File(url, 0).name))
+            found = [each for each in self._below(root, depth) if matching.match(each.name)]
+        elif File(url, 0).name.endswith("/"):
             found = list(self._below(url))
         else:
             info = self._info(url)
-            redirected = str(info.get("url", "")).endswith("/")  # by an HTTP server: a folder
+            # By an HTTP server: a folder.
+            redirected = File(str(info.get("url", "")), 0).name.endswith("/")
             if info["type"] != "directory" and not redirected:
                 return [_file(url, info)]
             found = list(self._below(url))
         if not found:
             raise DataError(f"{url}: no file")
-        return sorted(found, key=lambda file: file.url)
+        return sorted(found, key=lambda file: file.name)
 
     def _below(self, url: str, depth: float = math.inf) -> Iterator[File]:
         """Yield the files of a remote folder and of those in it."""
-        folder = url.rstrip("/")
+        folder = File(url, 0).name.rstrip("/")
         for info in self._persist(lambda: url, lambda: ask(url, "ls", self._timeout, detail=True)):
-            path = info["name"].strip("/")
+            path = File(info["name"], 0).name.strip("/")
             name = path.rpartition("/")[2]
-            if name.startswith((".", "?")) or folder.endswith(path):  # "?": a link to sort by size
+            if name.startswith(".") or folder.endswith(path):  # or a link to sort by size
                 continue
             inner = info["name"] if "://" in path else f"{folder}/{name}"
             if info["type"] == "file":
@@ -219,7 +223,7 @@ class Storage:
 
 def _range(file: File, offset: int, out: memoryview) -> str:
     """Return a range of a file as errors name it."""
-    return f"{file.url}, bytes {offset} to {offset + len(out)}"
+    return f"{file.name}, bytes {offset} to {offset + len(out)}"
 
 
 def _file(url: str, info: dict[str, Any]) -> File:

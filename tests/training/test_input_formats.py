@@ -50,13 +50,20 @@ def test_the_digest_is_of_names_sizes_and_versions() -> None:
     assert len(set(digests)) == len(sets)
     assert Files([File("a", 1)]).digest == digests[0]
 
+    def served(query: str, version: str) -> str:
+        return Files([File(f"http://host/a?{query}", 1, version)]).digest
+
+    assert served("sig=1", '"tag"') == served("sig=2", '"tag"') != served("sig=2", '"other"')
+    assert served("id=1", "Sun, 29 Nov 2026") != served("id=2", "Sun, 29 Nov 2026")
+    Files([File(os.fsdecode(b"caf\xe9"), 1)]).digest  # noqa: B018
+
 
 def test_names_say_the_format() -> None:
     def named(*names: str) -> str:
         return format_of(Files([File(name, 1) for name in names]))
 
     assert named("a/0.tar", "s3://b/1.TAR") == named("x.tar.gz") == "tar"
-    assert named("https://host/0.parquet") == "parquet"
+    assert named("https://host/0.parquet", "https://host/1.parquet?sig=a/b.c") == "parquet"
     assert named("cats/1.JPEG", "dogs/2.png") == "folder"
     with pytest.raises(ValueError, match="0 files"):
         named()
@@ -113,6 +120,7 @@ def test_a_folder_is_what_a_walk_finds(tmp_path: Path) -> None:
         (["s3://b/a/x.png", "s3://b/a/q/x.png"], ["x", "q/x"], [None, 0]),
         (["x.png", "y.png"], ["x", "y"], [None, None]),
         (["/x.png", "/a/y.png"], ["x", "a/y"], [None, 0]),
+        (["http://h/%C3%A9l/x%20y.png", "http://h/c/z.png?n=1"], ["él/x y", "c/z"], [1, 0]),
     ],
 )
 def test_the_root_is_the_deepest_folder_of_all(

@@ -283,6 +283,33 @@ def test_a_servers_folder_and_patterns(storage: Storage, server: StorageServer) 
     assert server.requests["/b.tar"] == 2  # no size is asked with a GET
 
 
+def test_names_on_a_server_are_those_of_its_folder(
+    storage: Storage, folder: Path, server: StorageServer
+) -> None:
+    """Their order, too, though a server lists and sorts them encoded."""
+    for name in ("éel/a b.png", "cat/x.png", "my file-1.npy", "50%.npy", "sub/.é/x"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    there = storage.find(f"{server.url}/")
+    wanted = names(storage.find(folder), folder)
+    assert [file.name.removeprefix(f"{server.url}/") for file in there] == wanted
+    assert wanted[-1] == "éel/a b.png" and read(storage, there[-1], 0, 4) == "éel".encode()
+    for pattern in ("my file*.npy", "my%20file*.npy", "my*"):
+        [file] = storage.find(f"{server.url}/{pattern}")
+        assert read(storage, file, 0, 13) == b"my file-1.npy"
+
+
+def test_a_signature_is_no_part_of_a_name(storage: Storage, server: StorageServer) -> None:
+    url = f"{server.url}/a.tar?X-Sig=abc/def/"
+    server.faults["/a.tar?X-Sig=abc/def/"] = Faults(errors=ALWAYS, status=403)
+    for call in (lambda: storage.find(url), lambda: read(storage, File(url, 300), 0, 9)):
+        with pytest.raises(DataError, match=r"/a\.tar[:,].*403") as caught:
+            call()
+        assert "X-Sig" not in str(caught.value)
+    server.faults["/a.tar?X-Sig=abc/def/"] = Faults()
+    assert only(storage.find(url)) == (url, 300)
+
+
 def test_a_listing_that_fails_is_asked_for_again(storage: Storage, server: StorageServer) -> None:
     server.faults["/"] = Faults(errors=2)
     server.faults["/sub/"] = Faults(errors=1, status=503)

@@ -38,7 +38,8 @@ class Arrays:
             elements.append(element)
             if element != elements[0]:
                 raise DataError(
-                    f"{files[number].url} has records of {element}, {files[0].url} of {elements[0]}"
+                    f"{files[number].name} has records of {element}, "
+                    f"{files[0].name} of {elements[0]}"
                 )
         self._starts = np.array(starts, np.int64)
         self._rows = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
@@ -49,7 +50,7 @@ class Arrays:
     @staticmethod
     def scan(files: Files, number: int, read: Read) -> Table:
         """Return the header of a file."""
-        url, nbytes = files[number].url, files[number].nbytes
+        url, nbytes = files[number].name, files[number].nbytes
         data = bytes(read(int(files.starts[number]), min(nbytes, _LONGEST_HEADER)))
         try:
             count, element, start = _parsed(data)

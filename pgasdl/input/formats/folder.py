@@ -19,7 +19,7 @@ class Folder:
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         self._files = files
-        folders = [*{tuple(files[number].url.split("/")[:-1]) for number in range(len(files))}]
+        folders = [*{tuple(files[number].name.split("/")[:-1]) for number in range(len(files))}]
         depth = 0
         while all(len(parts) > depth and parts[depth] == folders[0][depth] for parts in folders):
             depth += 1
@@ -47,7 +47,7 @@ class Folder:
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return the file's name, bytes and class."""
-        path = self._files[row].url[self._root :]
+        path = self._files[row].name[self._root :]
         key, extension = os.path.splitext(path)
         data = b"".join(read(*part) for part in self.ranges(row))
         record: dict[str, Any] = {"__key__": key, extension[1:].lower(): data}

@@ -53,7 +53,7 @@ class Parquet:
     @staticmethod
     def scan(files: Files, number: int, read: Read) -> Table:
         """Read the footer of a file."""
-        url, nbytes, start = files[number].url, files[number].nbytes, int(files.starts[number])
+        url, nbytes, start = files[number].name, files[number].nbytes, int(files.starts[number])
         pa = _pyarrow()
         tail = bytes(read(start + nbytes - _TAIL, _TAIL)) if nbytes > _TAIL else b""
         footer = nbytes - _TAIL - int.from_bytes(tail[:4], "little")

@@ -31,7 +31,7 @@ class TarHeaders:
     """The samples of a tar, as far as its headers were read."""
 
     def __init__(self, files: Files, number: int, read: Read) -> None:
-        self._url, self._nbytes = files[number].url, files[number].nbytes
+        self._url, self._nbytes = files[number].name, files[number].nbytes
         self._start, self._read = int(files.starts[number]), read
         self._window = Window(files, number, read)
         self._samples = _native.TarSamples(self._nbytes)
