@@ -16,6 +16,8 @@ import numpy as np
 
 from pgasdl.errors import DataError
 
+Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -91,6 +93,17 @@ class Files:
         each = zip(names, self._files, strict=True)
         lines = "".join(f"{name}\n{file.nbytes}\n{file.version}\n" for name, file in each)
         return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def names_of(remote: Remote) -> tuple[str, ...]:
+    """Return the names of a data set's files, in the order of its records."""
+    names = [remote] if isinstance(remote, str | os.PathLike) else remote
+    if not isinstance(names, Sequence):
+        raise TypeError(f"a {type(names).__name__} of names has no order that stays: sort it")
+    paths = tuple(map(os.fspath, names))
+    if "" in paths:
+        raise ValueError("a name of no character; the working folder is '.'")
+    return paths
 
 
 def expanded(pattern: str) -> Iterator[str]:

@@ -62,12 +62,12 @@ class Loader:
         record. ``random`` depends on seed, iteration and record alone: use it to augment. None:
         the fields are numbers of one shape, and are taken as they are.
     group : Group, optional
-        The ranks that share each batch. None: the group of the records, if they have one, or this
-        process alone.
+        The ranks that share each batch: a collective. None: the group of the records, if they have
+        one, or this process alone.
     seed : int, optional
         The seed of the order and of ``random``. None: the order of the files. A shuffled order is
         one of all records, so their number is found before the first batch; by the group of the
-        records together, which makes the loader a collective.
+        records together.
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch: "drop" or "fill".
     mix : int, optional
@@ -104,6 +104,8 @@ class Loader:
         Record 0 cannot be decoded.
     BufferRefusedError
         ``memory`` is too small, strided or read-only.
+    MismatchError
+        The ranks of ``group`` gave other batches, seeds, ``last`` or ``mix``.
     """
 
     def __init__(
@@ -126,6 +128,8 @@ class Loader:
     ) -> None:
         group = group or getattr(records, "group", None)
         rank, size = (0, 1) if group is None else (group.rank, group.size)
+        if (allgather := getattr(group, "allgather", None)) is not None:
+            allgather(f"Loader: batch {batch}, seed {seed}, {last}, mix {mix}", b"")
         in_order = seed is None and mix is None
         if not in_order and hasattr(records, "index_together") and group is records.group:
             records.index_together()

@@ -6,7 +6,8 @@ import functools
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from pgasdl.group import Group
 from pgasdl.input.batches import Batches, InOrder
-from pgasdl.input.files import File, Files
+from pgasdl.input.files import File, Files, Remote, names_of
 from pgasdl.input.formats import FORMATS, Format, format_of
 from pgasdl.input.formats.arrays import Arrays
 from pgasdl.input.index import Index, Readers
@@ -23,8 +24,6 @@ from pgasdl.input.levels import BytesRead, Levels
 from pgasdl.input.nearby import Nearby, Range
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
-
-Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _STAGERS = 4  # threads
 _MEMORY = 256 << 20  # bytes, where storage is not a file system
@@ -47,7 +46,7 @@ class Records:
 
     Parameters
     ----------
-    remote : str, Path, or a sequence of those
+    remote : str, Path, or a sequence of those, the same on all ranks
         Files, folders, patterns (``*.tar``, ``train-{0000..0146}.tar``), or URLs of those that
         fsspec opens (``https://``, ``s3://``). The order is that of records.
     format : str, optional
@@ -73,7 +72,11 @@ class Records:
         the first records only are looked at; the others are when one of them, or the number of
         records, is wanted.
     ValueError
-        No such format, or files of several.
+        No such format, or files of several; a name of no character.
+    TypeError
+        ``remote`` is a set or an iterator, whose order may be another one each time.
+    MismatchError
+        The ranks gave other names, formats or memories.
     UnavailableError
         A library is missing.
 
@@ -101,9 +104,11 @@ class Records:
         self._again = functools.partial(
             Records, format=format, local=local, cache_limit=cache_limit, memory=0, timeout=timeout
         )
-        self._remote = remote
+        self._remote = names_of(remote)
         self._storage = Storage(timeout=timeout)
-        found = self._members.from_first("input files", self._found)
+        given = f"input, format {format}, {self._remote}"  # others see its beginning
+        what = f"{given:.200}, {zlib.crc32(given.encode()):08x}"
+        found = self._members.from_first(what, self._found)
         self.files = Files([File(*each) for each in json.loads(found)])
         self.format = format or format_of(self.files)
         if memory is None:

@@ -7,14 +7,14 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from pgasdl.errors import ClosedError, DataError, UnavailableError
 from pgasdl.input.descriptors import Descriptors
-from pgasdl.input.files import File, expanded, local, magic
+from pgasdl.input.files import File, Remote, expanded, local, magic, names_of
 from pgasdl.input.remote import ask, cause, is_refusal, library, ranged
 from pgasdl.input.threads import at_once
 
@@ -51,7 +51,7 @@ class Storage:
         self._ranges_ignored = False
         self._versions: dict[str, str] = {}  # of the files that were read
 
-    def find(self, remote: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[File]:
+    def find(self, remote: Remote) -> list[File]:
         """Return the files that a path, a URL, a pattern, or a list of these names, in that order.
 
         A folder stands for all files below it, sorted by name, without those whose names or folders
@@ -61,8 +61,7 @@ class Storage:
         file; storage fails, or has no sizes. UnavailableError: fsspec, or the package that it
         needs, is not installed.
         """
-        names = [remote] if isinstance(remote, str | os.PathLike) else remote
-        patterns = [url for name in names for url in expanded(os.fspath(name))]
+        patterns = [url for name in names_of(remote) for url in expanded(name)]
         # Local ones in turn, as those of a folder: to start threads takes longer.
         lists: Iterable[list[File]] = map(self._list, patterns)
         if any("://" in each for each in patterns):

@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import pickle
 import statistics
 import tarfile
 import threading
@@ -22,7 +23,7 @@ from input_tools import records, saved
 from support.patience import took
 from tiers import full
 
-from pgasdl import ClosedError, DataError, loopback
+from pgasdl import ClosedError, DataError, MismatchError, loopback
 from pgasdl.input import Batches, Loader, Records
 from pgasdl.input.files import File
 from pgasdl.input.formats.tar import Tar
@@ -414,6 +415,48 @@ def test_a_group_shares_the_work_of_an_index(
     parts = loopback.run(2, rank)
     assert sorted(scanned) == [0, 1, 2]
     assert [*parts[0], *parts[1]] == Batches(1200, 90, seed=3).rows(0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("remote", ["0.tar", "1.tar"], r"0\.tar"),
+        ("format", ["tar", None], "input, format"),
+        ("batch", [8, 9], "batch 8, .* batch 9"),
+        ("seed", [0, 1], "seed 0, .* seed 1"),
+        ("seed", [None, 0], "seed None, .* seed 0"),
+        ("mix", [None, 1], "mix None"),
+    ],
+)
+def test_ranks_that_give_other_arguments(
+    small_tars: list[Path], name: str, values: list[Any], told: str
+) -> None:
+    def rank(ctx: Any) -> None:
+        given = {"remote": "0.tar", "format": None, "batch": 8, "seed": 1, "mix": None}
+        given[name] = values[ctx.rank]
+        remote = small_tars[0].parent / given.pop("remote")
+        with (
+            Records(remote, format=given.pop("format"), group=ctx.world) as records,
+            Loader(records, decode=numbered, **given),
+        ):
+            pass
+
+    with pytest.raises(MismatchError, match=told):
+        loopback.run(2, rank)
+
+
+def test_names_without_an_order(small_tars: list[Path]) -> None:
+    for wrong in ({*small_tars}, small_tars[0].parent.glob("*.tar")):
+        with pytest.raises(TypeError, match="sort it"):
+            Records(wrong)  # type: ignore[arg-type]
+    for empty in ("", [small_tars[0], ""]):
+        with pytest.raises(ValueError, match="no character"):
+            Records(empty)
+    names = [*small_tars]
+    with Records(names) as records:
+        names.clear()
+        with pickle.loads(pickle.dumps(records)) as other:
+            assert len(other) == 1200
 
 
 def test_a_tar_that_is_damaged_behind_the_first_records(small_tars: list[Path]) -> None:
