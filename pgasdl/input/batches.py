@@ -76,7 +76,7 @@ class Batches:
             raise ValueError(f"rank {rank} of {size}: ranks are 0 to size - 1")
         if batch < size:
             raise ValueError(f"a batch of {batch}: at least one record for each of {size} ranks")
-        if seed is not None and seed < 0:
+        if seed is not None and operator.index(seed) < 0:
             raise ValueError(f"seed {seed}: at least 0")
         if last not in ("drop", "fill"):
             raise ValueError(f'last={last!r}: there are "drop" and "fill"')

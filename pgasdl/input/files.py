@@ -8,8 +8,9 @@ import os
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import unquote
 
 import numpy as np
@@ -91,8 +92,18 @@ class Files:
         # A query may be all that tells two files without tags apart.
         names = [file.name if '"' in file.version else file.url for file in self._files]
         each = zip(names, self._files, strict=True)
-        lines = "".join(f"{name}\n{file.nbytes}\n{file.version}\n" for name, file in each)
-        return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return _digest(f"{name}\n{file.nbytes}\n{file.version}\n" for name, file in each)
+
+    @cached_property
+    def in_order(self) -> str:
+        """A digest of sizes, and of names below the folder of all: the same for a copy."""
+        same = os.path.commonprefix([file.name for file in self._files])  # noqa: RUF071
+        root = same.rpartition("/")[0]
+        return _digest(f"{file.name[len(root) :]}\n{file.nbytes}\n" for file in self._files)
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def names_of(remote: Remote) -> tuple[str, ...]:

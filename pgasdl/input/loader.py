@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pgasdl.errors import ClosedError, DataError
 from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.decode import Decoded, Fixed
+from pgasdl.input.files import Files
 from pgasdl.input.prefetcher import Prefetcher, bytes_of
 from pgasdl.input.workers import Decode
 
@@ -126,6 +127,7 @@ class Loader:
         memory: Any = None,
         timeout: float = 60.0,
     ) -> None:
+        batch, seed, mix = operator.index(batch), _whole(seed), _whole(mix)
         group = group or getattr(records, "group", None)
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         if (allgather := getattr(group, "allgather", None)) is not None:
@@ -137,6 +139,8 @@ class Loader:
         mix = most if mix is None else mix
         if most is not None and mix > most:
             log.warning("input: mix=%d: %d row groups are kept decoded; more are slow", mix, most)
+        self._given = {"seed": seed, "batch": batch, "last": last, "mix": mix}
+        self._files: Files | None = getattr(records, "files", None)
         chunks = {} if mix is None else {"chunks": records.chunks, "mix": mix}
         self._batches = (
             InOrder(records, batch, rank=rank, size=size, last=last)
@@ -196,18 +200,14 @@ class Loader:
         """The records that ``on_error="skip"`` has left out here so far, and why each."""
         return dict(self._source.skipped) if isinstance(self._source, Decoded) else {}
 
-    def state_dict(self) -> dict[str, int | None]:
+    def state_dict(self) -> dict[str, int | str | None]:
         """Return where this loader is: the same on all ranks that are as far, for any number.
 
         ``state["iteration"] // len(loader)`` is the epoch.
         """
-        batches = self._batches
-        return {
-            "iteration": self._iteration,
-            "seed": batches.seed,
-            "batch": batches.batch,
-            "records": batches.n_records,
-        }
+        files = self._files.in_order if self._files else None
+        state = {"iteration": self._iteration, "records": self._batches.n_records}
+        return {**state, **self._given, "files_in_order": files}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a loader was: the next ``for`` gives the rest of that epoch.
@@ -215,14 +215,15 @@ class Loader:
         Raises
         ------
         ValueError
-            The state is of another seed, batch or number of records. Nothing changed.
+            The state is of another seed, batch, ``last`` or ``mix``, or of other records, by their
+            number, and the files' names, sizes and order. Nothing changed.
         """
         mine = self.state_dict()
-        if missing := mine.keys() - state.keys():
+        if missing := {"iteration", "seed", "batch", "records"} - state.keys():
             raise ValueError(f"a state without {', '.join(sorted(missing))}: it is no loader's")
-        for name in ("seed", "batch", "records"):
-            if state[name] != mine[name]:
-                raise ValueError(f"the state's {name} is {state[name]}, this loader's {mine[name]}")
+        for name, value in mine.items():  # states of earlier versions have fewer
+            if name != "iteration" and state.get(name, value) != value:
+                raise ValueError(f"the state's {name} is {state[name]}, this loader's {value}")
         iteration = operator.index(state["iteration"])
         if iteration < 0:
             raise ValueError(f"the state's iteration is {iteration}: at least 0")
@@ -273,6 +274,10 @@ class Loader:
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
+
+
+def _whole(number: int | None) -> int | None:
+    return None if number is None else operator.index(number)
 
 
 def as_it_is(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Faults:
     breaks: int = 0  # the first GETs whose connection ends after `break_after` bytes
     break_after: int = 0
     ignore_range: bool = False  # the whole file is the answer
+    shift: int = 0  # a range of so many bytes further on is the answer
     head_adds: int = 0  # to the size in the answer to HEAD
     no_size: bool = False  # neither HEAD nor GET has the size
     version: tuple[str, str] | None = None  # a header with the version
@@ -140,7 +141,7 @@ class _Handler(SimpleHTTPRequestHandler):
         total = len(data)
         status = 200
         if wanted and not faults.ignore_range:
-            first, last = int(wanted[1]), int(wanted[2])
+            first, last = int(wanted[1]) + faults.shift, int(wanted[2]) + faults.shift
             if first >= total:
                 self.send_error(416)
                 return

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import multiprocessing
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from input_tools import Encoded, decode, decoded, records, right, same
+from input_tools import Encoded, decode, decoded, records, right, same, saved
 from support.patience import until
 
 from pgasdl import BufferRefusedError, ClosedError, Context, DataError, PgasTimeoutError, loopback
@@ -81,6 +84,9 @@ def are_right(
             "seed": seed,
             "batch": batch,
             "records": len(records),
+            "last": options.get("last", "drop"),
+            "mix": None,
+            "files_in_order": None,
         }
 
 
@@ -175,6 +181,36 @@ def test_states_that_are_refused() -> None:
             same(second, first)
 
 
+def test_a_state_of_another_order_is_refused(tmp_path: Path) -> None:
+    """A copy of the files, and a state of an earlier version, go on."""
+    paths = saved(tmp_path, records(43))
+    copies = [
+        Path(shutil.copytree(path.parent, tmp_path / f"copy/{path.parent.name}")) / "set.npy"
+        for path in paths
+    ]
+    with Records(paths) as found, Loader(found, np.int64(10), seed=np.int64(1)) as loader:
+        some(loader, 1)
+        state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    for names, options, told in (
+        (paths[::-1], {}, "files_in_order"),
+        (paths, {"last": "fill"}, "last is drop, this loader's fill"),
+        (paths, {"mix": 1}, "mix is None, this loader's 1"),
+        (copies, {}, None),
+    ):
+        with Records(names) as found, Loader(found, 10, seed=1, **options) as loader:
+            if told:
+                with pytest.raises(ValueError, match=told):
+                    loader.load_state_dict(state)
+            else:
+                for given in (
+                    state,
+                    {name: state[name] for name in ("iteration", "seed", "batch", "records")},
+                ):
+                    loader.load_state_dict(given)
+                    assert loader.state_dict() == state
+
+
 def test_a_state_that_is_loaded_within_a_loop() -> None:
     with Loader(Encoded(20), 5, decode=decode) as loader:
         state = {**loader.state_dict(), "iteration": 6}
@@ -261,6 +297,8 @@ def test_the_order_keeps_to_chunks() -> None:
         ({"group": group(2, 2)}, ValueError, "rank 2 of 2"),
         ({"depth": 1}, ValueError, "depth 1"),
         ({"workers": -1}, ValueError, "-1 workers"),
+        ({"seed": 1.5}, TypeError, "integer"),
+        ({"batch": 5.0}, TypeError, "integer"),
         ({"memory": np.zeros(9, np.uint8)}, BufferRefusedError, "9 bytes"),
     ],
 )

@@ -391,6 +391,13 @@ def test_a_server_that_ignores_ranges(
         read(storage, File(file.url, 999), 5, 10)
 
 
+def test_a_server_that_sends_another_range(storage: Storage, server: StorageServer) -> None:
+    [file] = storage.find(f"{server.url}/b.tar")
+    server.faults["/b.tar"] = Faults(shift=4)
+    with pytest.raises(DataError, match="bytes 3 to 8: .* 'bytes 7-11/1000' came, after 3 tries"):
+        read(storage, file, 3, 5)
+
+
 @pytest.mark.parametrize("adds", [-10, 10])
 def test_a_server_that_lies_about_sizes(storage: Storage, server: StorageServer, adds: int) -> None:
     server.faults["/b.tar"] = Faults(head_adds=adds)
