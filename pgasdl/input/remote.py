@@ -50,6 +50,9 @@ async def ranged(system: Any, url: str, start: int, end: int) -> tuple[bytes, Ma
     session = await system.set_session()
     async with session.get(system.encode_url(url), headers=headers, **options) as answer:
         answer.raise_for_status()
+        told = answer.headers.get("Content-Range", "")
+        if answer.status == 206 and not told.lower().startswith(f"bytes {start}-"):
+            raise OSError(f"another range, {told!r} came")
         return await answer.read(), answer.headers
 
 
