@@ -147,7 +147,9 @@ class Levels:
             return
         self._from_storage(block * BLOCK, out)
         if self._disk is not None:
-            self._disk.put(block, out)
+            parts = self.files.parts(block * BLOCK, len(out))
+            if not any(self._storage.is_another(self.files[number]) for number, _, _ in parts):
+                self._disk.put(block, out)
 
     def stage(self, block: int) -> None:
         """Bring a block to the disk."""

@@ -49,7 +49,7 @@ class Storage:
         self._descriptors = Descriptors()
         self._closed = threading.Event()
         self._ranges_ignored = False
-        self._versions: dict[str, str] = {}  # of the files that were read
+        self._versions: dict[str, str] = {}  # of files that were found or read
 
     def find(self, remote: Remote) -> list[File]:
         """Return the files that a path, a URL, a pattern, or a list of these names, in that order.
@@ -74,6 +74,8 @@ class Storage:
             if file.url in files:
                 raise DataError(f"{file.name} is named twice")
             files[file.url] = known.get(file.url, file)
+            if "://" not in file.url:
+                self._versions[file.url] = file.version
         if not files:
             raise DataError("no file is named")
         return list(files.values())
@@ -94,6 +96,10 @@ class Storage:
             self._persist(
                 lambda: _range(file, offset, bytes_of), lambda: read(file, offset, bytes_of)
             )
+
+    def is_another(self, file: File) -> bool:
+        """Whether a local file has another time here than where it was found."""
+        return "://" not in file.url and self._versions.get(file.url) != file.version
 
     def announce(self, file: File, offset: int, nbytes: int) -> None:
         """Let the kernel fetch a range of a local file that will be read soon."""
@@ -138,7 +144,7 @@ class Storage:
                 f"{_range(file, offset, out)}: the file has {status.st_size} bytes and had "
                 f"{file.nbytes} when it was found: it has been cut, or has grown"
             )
-        # Not the time that another rank has found: each host may have a copy.
+        # Where another rank has found it, not its time: each host may have a copy.
         self._require_same(file, offset, out, str(status.st_mtime_ns))
 
     def _require_same(

@@ -233,6 +233,20 @@ def test_a_file_that_changed_is_another(tmp_path: Path) -> None:
             assert records[3]["array"] == number
 
 
+def test_a_copy_that_differs_from_the_first_ranks_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(BLOCK, dtype=np.uint16))
+
+    def rank(ctx: Any) -> None:
+        with Records(path, local=tmp_path / "cache", memory=0, group=ctx.world) as records:
+            if ctx.rank == 1:
+                os.utime(path, (1, 1))
+                assert records[BLOCK - 100]["array"] == (1 << 16) - 100
+                assert not (tmp_path / "cache" / records.files.digest / "1").exists()
+
+    loopback.run(2, rank)
+
+
 def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["stage", str(tars), "--local", str(tmp_path / "cache")]
     assert main(arguments) == 0

@@ -192,6 +192,10 @@ def test_ranges_over_several_files(data: st.DataObject, tmp_path_factory: Any) -
 def test_a_local_file_that_changed(storage: Storage, folder: Path) -> None:
     path = folder / "b.tar"
     [file] = storage.find(path)
+    os.utime(path, ns=(9, int(file.version) + 1))
+    with pytest.raises(DataError, match=r"b\.tar, bytes 10 to 60: the file has changed"):
+        read(storage, file, 10, 50)  # nor before the first read
+    os.utime(path, ns=(9, int(file.version)))
     assert read(storage, file, 10, 50) == content("b.tar", 1000)[10:60]
     for change in (b"x" * 999, b"x" * 1001, b""):
         path.write_bytes(change)
@@ -394,7 +398,7 @@ def test_a_server_that_ignores_ranges(
 def test_a_server_that_sends_another_range(storage: Storage, server: StorageServer) -> None:
     [file] = storage.find(f"{server.url}/b.tar")
     server.faults["/b.tar"] = Faults(shift=4)
-    with pytest.raises(DataError, match="bytes 3 to 8: .* 'bytes 7-11/1000' came, after 3 tries"):
+    with pytest.raises(DataError, match=r"bytes 3 to 8: .* 'bytes 7-11/1000' came, after 3 tries"):
         read(storage, file, 3, 5)
 
 
