@@ -9,7 +9,7 @@ import re
 import stat
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import unquote
 
@@ -25,11 +25,14 @@ class File:
     """A file: where storage has it, its size in bytes, and its version.
 
     The version is a time or an entity tag, which changes with the content; "": storage has none.
+    ``root`` is how many characters of its name are a folder that was named; 0: it was found
+    otherwise.
     """
 
     url: str
     nbytes: int
     version: str = ""
+    root: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:
@@ -136,7 +139,9 @@ def local(name: str) -> list[File]:
     """Return the files that a local path or pattern stands for."""
     path = os.path.abspath(os.path.expanduser(name))
     try:
+        root = 0
         if os.path.isdir(path):
+            root = len(os.path.join(path, ""))
             paths = [each for each in _tree(path) if stat.S_ISREG(os.stat(each).st_mode)]
         elif os.path.lexists(path):
             if not stat.S_ISREG(os.stat(path).st_mode):
@@ -146,14 +151,14 @@ def local(name: str) -> list[File]:
             paths = [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)]
         if not paths:
             raise DataError(f"{path}: no file")
-        return [_file(each) for each in sorted(paths)]
+        return [_file(each, root) for each in sorted(paths)]
     except OSError as error:
         raise DataError(f"{path}: {error}") from error
 
 
-def _file(path: str) -> File:
+def _file(path: str, root: int) -> File:
     status = os.stat(path)
-    return File(path, status.st_size, str(status.st_mtime_ns))
+    return File(path, status.st_size, str(status.st_mtime_ns), root)
 
 
 def _tree(path: str) -> Iterator[str]:

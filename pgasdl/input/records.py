@@ -33,9 +33,10 @@ class Records:
     """Records of a data set in storage, as dictionaries of their fields; threads may share it.
 
     ``records[i]`` is record i. A sample of webdataset's tars has its parts by extension, as bytes,
-    and ``"__key__"``. A file in a folder has the same, and its folder's number as ``"cls"``. A row
-    of Parquet files has its columns, and an element of NumPy's arrays its fields. A function of
-    the user decodes them (:class:`Loader`).
+    and ``"__key__"``. A file in a folder has the same, and its folder's number as ``"cls"``: that
+    among the folders which are there (a log line has them), so each set needs the same ones; in
+    several folders those of one name have one number. A row of Parquet files has its columns, and
+    an element of NumPy's arrays its fields. A function of the user decodes them (:class:`Loader`).
 
     Records of NumPy's arrays have one size and need no function: ``records[rows]`` is a batch, a
     dict of arrays with the record as first axis, and :meth:`read` fills arrays that are there.
@@ -270,7 +271,7 @@ class Records:
     def _found(self) -> bytes:
         """Return the files that ``remote`` names, as JSON."""
         found = self._storage.find(self._remote)
-        return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
+        return json.dumps([(f.url, f.nbytes, f.version, f.root) for f in found]).encode()
 
 
 def _ranges(form: Format, rows: npt.NDArray[np.int64]) -> Iterator[Range]:

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -68,12 +69,13 @@ class Storage:
             lists = at_once(self._list, patterns)
         found = [each for some in lists for each in some]
         unknown = [file.url for file in found if file.nbytes < 0]
-        known = dict(zip(unknown, at_once(self._ask_for, unknown), strict=True))
+        sizes = dict(zip(unknown, at_once(self._ask_for, unknown), strict=True))
         files: dict[str, File] = {}
         for file in found:
             if file.url in files:
                 raise DataError(f"{file.name} is named twice")
-            files[file.url] = known.get(file.url, file)
+            known = sizes.get(file.url)
+            files[file.url] = replace(known, root=file.root) if known else file
             if "://" not in file.url:
                 self._versions[file.url] = file.version
         if not files:
@@ -197,22 +199,22 @@ class Storage:
             root = url[: url.rindex("/", 0, start) + 1]
             depth = math.inf if "**" in url else url.count("/", start) + 1
             matching = re.compile(library("fsspec.utils").glob_translate(File(url, 0).name))
-            found = [each for each in self._below(root, depth) if matching.match(each.name)]
-        elif File(url, 0).name.endswith("/"):
-            found = list(self._below(url))
+            found = [each for each in self._below(root, 0, depth) if matching.match(each.name)]
+        elif (name := File(url, 0).name).endswith("/"):
+            found = list(self._below(url, len(name)))
         else:
             info = self._info(url)
             # By an HTTP server: a folder.
             redirected = File(str(info.get("url", "")), 0).name.endswith("/")
             if info["type"] != "directory" and not redirected:
                 return [_file(url, info)]
-            found = list(self._below(url))
+            found = list(self._below(url, len(name) + 1))
         if not found:
             raise DataError(f"{url}: no file")
         return sorted(found, key=lambda file: file.name)
 
-    def _below(self, url: str, depth: float = math.inf) -> Iterator[File]:
-        """Yield the files of a remote folder and of those in it."""
+    def _below(self, url: str, root: int, depth: float = math.inf) -> Iterator[File]:
+        """Yield the files of a remote folder and of those in it; ``root`` is as in File."""
         folder = File(url, 0).name.rstrip("/")
         for info in self._persist(lambda: url, lambda: ask(url, "ls", self._timeout, detail=True)):
             path = File(info["name"], 0).name.strip("/")
@@ -221,9 +223,9 @@ class Storage:
                 continue
             inner = info["name"] if "://" in path else f"{folder}/{name}"
             if info["type"] == "file":
-                yield _file(inner, info)
+                yield _file(inner, info, root)
             elif info["type"] == "directory" and depth > 1:
-                yield from self._below(inner, depth - 1)
+                yield from self._below(inner, root, depth - 1)
 
 
 def _range(file: File, offset: int, out: memoryview) -> str:
@@ -231,7 +233,7 @@ def _range(file: File, offset: int, out: memoryview) -> str:
     return f"{file.name}, bytes {offset} to {offset + len(out)}"
 
 
-def _file(url: str, info: dict[str, Any]) -> File:
+def _file(url: str, info: dict[str, Any], root: int = 0) -> File:
     """Return a file as a library describes it; its size is -1 where the library has none."""
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-    return File(url, -1 if info["size"] is None else int(info["size"]), version)
+    return File(url, -1 if info["size"] is None else int(info["size"]), version, root)

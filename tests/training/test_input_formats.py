@@ -11,6 +11,8 @@ from format_tools import Memory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgasdl import DataError
+from pgasdl.input import Records
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import format_of
 
@@ -108,6 +110,23 @@ def test_a_folder_is_what_a_walk_finds(tmp_path: Path) -> None:
     assert memory.records("folder") == [record for _, record in wanted]
     opened: Any = memory.open("folder")
     assert opened.classes == classes == ["a", "b", "c d"] and len(opened) == len(names)
+
+
+def test_folders_that_are_named_have_the_same_classes(tmp_path: Path) -> None:
+    """The names of those in them count, and not on which disk they lie."""
+    for name in ("disk0/cat/1.png", "disk0/dog/2.png", "disk1/cat/3.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    for folders, wanted in (
+        (["disk0", "disk1"], [("cat/1", 0), ("dog/2", 1), ("cat/3", 0)]),
+        (["disk0/dog", "disk1/cat"], [("disk0/dog/2", 0), ("disk1/cat/3", 1)]),
+        (["disk1", "disk0/dog"], [("disk1/cat/3", 1), ("disk0/dog/2", 0)]),
+    ):
+        with Records([tmp_path / folder for folder in folders]) as records:
+            assert [(each["__key__"], each["cls"]) for each in records] == wanted
+    (tmp_path / "disk0/dog/2.CLS").write_bytes(b"7")
+    with pytest.raises(DataError, match=r"dog/2\.CLS: .*number as cls"):
+        Records(tmp_path / "disk0", format="folder")
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,11 @@ def test_a_servers_folder_and_patterns(storage: Storage, server: StorageServer) 
     files = storage.find(f"{url}/")
     assert names(files, url) == VISIBLE
     assert [file.nbytes for file in files] == [300, 1000, 7, 0, 12]
+    for folder in (f"{url}/sub", f"{url}/sub/"):
+        assert [file.name[file.root :] for file in storage.find(folder)] == [
+            "x-0002.bin",
+            "x-0010.bin",
+        ]
     assert names(storage.find(f"{url}/*.tar"), url) == ["a.tar", "b.tar"]
     assert names(storage.find(f"{url}/*/x-*"), url) == ["sub/x-0002.bin", "sub/x-0010.bin"]
     assert names(storage.find(f"{url}/**/*.tar"), url) == VISIBLE[:3]
