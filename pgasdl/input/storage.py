@@ -7,7 +7,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -163,7 +163,7 @@ class Storage:
         end = offset + len(out)
         if file.url.startswith(("http://", "https://")):
             data, told = ask(file.url, ranged, self._timeout, start=offset, end=end)
-            if version := told.get("ETag") or told.get("Last-Modified", ""):
+            if version := _version(told):
                 both_tags = version.endswith('"') == file.version.endswith('"')
                 self._require_same(file, offset, out, version, file.version if both_tags else "")
         else:
@@ -235,5 +235,10 @@ def _range(file: File, offset: int, out: memoryview) -> str:
 
 def _file(url: str, info: dict[str, Any], root: int = 0) -> File:
     """Return a file as a library describes it; its size is -1 where the library has none."""
-    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-    return File(url, -1 if info["size"] is None else int(info["size"]), version, root)
+    return File(url, -1 if info["size"] is None else int(info["size"]), _version(info), root)
+
+
+def _version(told: Mapping[str, Any]) -> str:
+    """Return a version by its first name; a proxy that packs makes a tag weak, ``W/"..."``."""
+    version = next((str(told[name]) for name in _VERSIONS if told.get(name)), "")
+    return version.removeprefix("W/")

@@ -433,8 +433,9 @@ def test_a_file_that_changes_on_a_server(
     with pytest.raises(DataError, match=f"bytes 3 to 8: the file has changed.* {new}, was {old}"):
         read(storage, file, 3, 5)
     assert server.requests["/b.tar"] == 1  # nor is it tried again
-    faults.version = (header, old)
-    assert read(storage, file, 3, 5) == content("b.tar", 1000)[3:8]
+    for same in (old, f"W/{old}") if header == "ETag" else (old,):
+        faults.version = (header, same)
+        assert read(storage, file, 3, 5) == content("b.tar", 1000)[3:8]
     faults.version = None  # nothing is told
     assert read(storage, file, 3, 5) == content("b.tar", 1000)[3:8]
     unknown = File(file.url, 1000)
