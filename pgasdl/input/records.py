@@ -56,6 +56,7 @@ class Records:
         The folder of the disk's level; ranks and jobs share it. None: no such level. Files are
         known by name, size, and the time or tag that storage reports. Blocks that another user
         could have written are not read. A folder that cannot be written serves the blocks it has.
+        It is not in a folder of the data set, unless hidden there.
     cache_limit : int, optional
         Most bytes in ``local``; None: as many as there are.
     memory : int, optional
@@ -112,6 +113,10 @@ class Records:
         found = self._members.from_first(what, self._found)
         self.files = Files([File(*each) for each in json.loads(found)])
         self.format = format or format_of(self.files)
+        cache = "" if local is None else os.path.join(os.path.abspath(local), "")
+        for root in {each.url[: each.root] for each in self.files if cache} - {""}:
+            if cache.startswith(root) and "/." not in cache[len(root) - 1 :]:
+                raise ValueError(f"local={cache} is in {root}: its blocks would be records")
         if memory is None:
             direct = local is None and "://" not in self.files[0].url
             memory = 0 if direct else _MEMORY

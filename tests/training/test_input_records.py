@@ -247,6 +247,16 @@ def test_a_copy_that_differs_from_the_first_ranks_is_not_kept(tmp_path: Path) ->
     loopback.run(2, rank)
 
 
+def test_a_cache_in_the_folder_of_its_data_is_refused(tars: Path, tmp_path: Path) -> None:
+    for local in (tars, tars / "new/cache", f"{tars}/../{tars.name}"):
+        with pytest.raises(ValueError, match="its blocks would be records"):
+            Records(tars, local=local)
+    (tmp_path / "set").symlink_to(tars)
+    for local in (tmp_path / "set2", tmp_path / "set/.cache"):
+        with Records([tmp_path / "set"], local=local) as records:
+            right(records, [3])
+
+
 def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["stage", str(tars), "--local", str(tmp_path / "cache")]
     assert main(arguments) == 0
