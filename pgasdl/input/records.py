@@ -275,7 +275,11 @@ class Records:
 
     def _found(self) -> bytes:
         """Return the files that ``remote`` names, as JSON."""
-        found = self._storage.find(self._remote)
+        try:
+            found = self._storage.find(self._remote)
+        except BaseException:
+            self._storage.close()  # ends the tries of threads
+            raise
         return json.dumps([(f.url, f.nbytes, f.version, f.root) for f in found]).encode()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from pgasdl.input.threads import Threads
 
 _LOADERS = 4  # loads at a time
 FAILED = -1
@@ -43,14 +45,14 @@ class Shelf:
     ) -> None:
         self.entries, self.slots = entries, slots
         self._load, self.next_use = load, next_use
-        self.stays = False  # no block is evicted for another
+        self._closed = self.stays = False  # stays: no block is evicted for another
         self._lock = threading.Lock()
         self._free = list(range(len(slots)))[::-1]
         self._loading: set[int] = set()
         self._waiting: dict[int, None] = {}  # wanted now, and no slot is free
         self._held: dict[int, int] = {}  # block: its slot, the oldest first
         self._count = 0
-        self._pool = ThreadPoolExecutor(min(_LOADERS, len(slots)), "pgasdl-input")
+        self._threads = Threads(min(_LOADERS, len(slots)), "pgasdl-input")
 
     def want(self, block: int, *, now: bool) -> None:
         """Begin to load a block, unless it is here.
@@ -72,11 +74,12 @@ class Shelf:
     def close(self) -> None:
         """Wait for loads that have begun; begin no other. Idempotent."""
         with self._lock:
+            self._closed = self.stays = True  # so what is wanted now has failed
             self._waiting.clear()
-        self._pool.shutdown(cancel_futures=True)
+        self._threads.join()
 
     def _slot_for(self, block: int, now: bool) -> int | None:
-        if self._free:
+        if self._free and not self._closed:
             return self._free.pop()
         if self.stays or not self._held:
             return None
@@ -88,18 +91,16 @@ class Shelf:
 
     def _begin(self, block: int, slot: int) -> None:
         self._loading.add(block)
-        try:
-            self._pool.submit(self._run, block, slot)
-        except RuntimeError:  # closed
-            self._loading.discard(block)
+        self._threads.submit(self._run, block, slot)
 
     def _run(self, block: int, slot: int) -> None:
-        try:
-            self._load(block, memoryview(self.slots[slot]))
-        except Exception:  # a reader of the block then reads from below, and gets the error there
-            entry = FAILED
-        else:
-            entry = slot
+        entry = FAILED
+        with suppress(
+            Exception
+        ):  # a reader of the block reads from below, and gets the error there
+            if not self._closed:
+                self._load(block, memoryview(self.slots[slot]))
+                entry = slot
         with self._lock:
             self._loading.discard(block)
             if entry == FAILED:

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
@@ -31,6 +31,7 @@ class Threads:
         ]
         for thread in threads:
             thread.start()
+        self._threads = threads
         self.close = weakref.finalize(self, _end, self._calls, threads)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -38,6 +39,12 @@ class Threads:
         future: Future[Any] = Future()
         self._calls.put((future, function, args))
         return future
+
+    def join(self) -> None:
+        """Close, and wait for the calls."""
+        self.close()
+        for thread in self._threads:
+            thread.join()
 
 
 def _serve(calls: _Calls) -> None:
@@ -62,12 +69,14 @@ def _end(calls: _Calls, threads: list[threading.Thread]) -> None:
 
 
 def at_once(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-    """Call for several items at once; the first error ends it."""
+    """Call for several items at once; the first error ends it, and no call is waited for."""
     if len(items) < 2:
         return [call(item) for item in items]
-    with ThreadPoolExecutor(_AT_ONCE, "pgasdl-storage") as pool:
-        futures = [pool.submit(call, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            pool.shutdown(cancel_futures=True)
+    threads = Threads(min(_AT_ONCE, len(items)), "pgasdl-storage")
+    futures = [threads.submit(call, item) for item in items]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        threads.close()

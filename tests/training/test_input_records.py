@@ -503,6 +503,19 @@ def test_a_tar_that_is_damaged_behind_the_first_records(small_tars: list[Path]) 
         loopback.run(2, lambda ctx: Records(small_tars, group=ctx.world))
 
 
+def test_a_record_after_the_end(small_tars: list[Path]) -> None:
+    """At once, with a level of memory, too; the end of a process waits for no load."""
+    with Records(small_tars, memory=4 * BLOCK, timeout=1e6) as records:
+        loaders = [each for each in threading.enumerate() if each.name.startswith("pgasdl-input_")]
+        assert loaders and all(each.daemon for each in loaders)
+        shelf = records._levels._memory.shelf
+        shelf.entries[0] = 0  # it is not there
+        shelf._held.clear()
+    assert not any(each.is_alive() for each in loaders)
+    with pytest.raises(ClosedError):
+        records[3]
+
+
 def test_the_number_of_records_after_the_end(small_tars: list[Path]) -> None:
     with Records(small_tars) as records:
         assert records[5] == small(5)

@@ -21,6 +21,7 @@ from pgasdl.errors import ClosedError, DataError, UnavailableError
 from pgasdl.input.descriptors import Descriptor, Descriptors
 from pgasdl.input.files import File, Files, expanded
 from pgasdl.input.storage import Storage
+from pgasdl.input.threads import at_once
 
 
 def content(name: str, nbytes: int) -> bytes:
@@ -346,6 +347,24 @@ def test_threads_share_a_storage(storage: Storage, server: StorageServer) -> Non
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(right, range(100)))
     assert server.requests["/a.tar"] + server.requests["/b.tar"] == 102
+
+
+def test_an_interrupt_waits_for_no_other_call() -> None:
+    held, ended = threading.Event(), []
+
+    def call(item: int) -> None:
+        if not item:
+            raise KeyboardInterrupt
+        held.wait(PATIENCE)
+        ended.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        at_once(call, range(20))
+    assert not ended
+    held.set()
+    names = [each.name for each in threading.enumerate() if each.daemon]
+    assert any(name.startswith("pgasdl-storage_") for name in names)  # Python waits for none
+    held.set()
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
