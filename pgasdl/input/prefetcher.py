@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import weakref
@@ -15,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl.buffers import aligned, memory_of
-from pgasdl.errors import BufferRefusedError, ClosedError, PgasTimeoutError
+from pgasdl.errors import BufferRefusedError, ClosedError, DataError, PgasTimeoutError
 from pgasdl.input.batches import Iterations, Rows
 from pgasdl.input.decode import Decoded, Fixed, Plain, Source
 
+log = logging.getLogger("pgasdl")
+
+_SOON = 1.0  # seconds without a buffer until a line in the log
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -121,10 +125,16 @@ class Prefetcher:
             raise ClosedError("the prefetcher is closed")
         if self._done:
             raise StopIteration
+        ready, soon = self._shared.ready, min(_SOON, self._timeout)
         try:
-            got = self._shared.ready.get(timeout=self._timeout)
+            got = ready.get(timeout=soon)
         except queue.Empty:
-            raise PgasTimeoutError(self._late()) from None
+            if self._shared.starved:
+                log.warning("input: %s", self._late(soon))
+            try:
+                got = ready.get(timeout=self._timeout - soon)
+            except queue.Empty:
+                raise PgasTimeoutError(self._late(self._timeout)) from None
         if isinstance(got, _Filled):
             return self._lent(got)
         self._done = True
@@ -158,8 +168,8 @@ class Prefetcher:
         weakref.finalize(base, self._shared.free.put, filled.buffer).atexit = False
         return self._slot.arrays(base, filled.n_rows)
 
-    def _late(self) -> str:
-        waited = f"no batch after {self._timeout:g} s"
+    def _late(self, seconds: float) -> str:
+        waited = f"no batch after {seconds:g} s"
         if self._shared.starved:
             return (
                 f"{waited}: all {len(self._buffers)} buffers hold batches that are in use; drop "
@@ -221,16 +231,21 @@ class _Slot:
 def _announced(source: Source, iterations: Iterations, ahead: int) -> Iterator[tuple[int, Rows]]:
     """Yield each iteration and its records, when those of the next ``ahead`` are announced.
 
-    The first one does not wait until the others are.
+    The first one does not wait until the others are. An error comes behind those before it.
     """
     coming = enumerate(iterations, iterations.first)
     waiting: deque[tuple[int, Rows]] = deque()
-    reach = 1
+    reach, failed = 1, None
     while True:
-        for iteration, rows in islice(coming, reach - len(waiting)):
-            source.announce(rows)
-            waiting.append((iteration, rows))
+        try:
+            for iteration, rows in islice(coming, 0 if failed else reach - len(waiting)):
+                source.announce(rows)
+                waiting.append((iteration, rows))
+        except DataError as error:
+            failed = error
         if not waiting:
+            if failed:
+                raise failed
             return
         yield waiting.popleft()
         reach = ahead + 1

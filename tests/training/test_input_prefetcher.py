@@ -77,7 +77,7 @@ def test_a_batch_that_is_in_use_is_not_overwritten(data: Records) -> None:
         assert np.array_equal(view, copy)
 
 
-def test_tensors_keep_a_batch(data: Records) -> None:
+def test_tensors_keep_a_batch(data: Records, caplog: pytest.LogCaptureFixture) -> None:
     torch = pytest.importorskip("torch")
     iterations = Batches(43, 10).iterations(0, 4)
     with Prefetcher(data, iterations, depth=2, timeout=0.2) as prefetcher:
@@ -88,6 +88,7 @@ def test_tensors_keep_a_batch(data: Records) -> None:
         batch = next(prefetcher)
         with pytest.raises(PgasTimeoutError, match="all 2 buffers hold batches that are in use"):
             next(prefetcher)
+        assert "all 2 buffers hold batches that are in use" in caplog.text  # before the error
         assert np.array_equal(tensor.numpy(), records(43)["image"][iterations.batches.rows(0)][2:4])
         del tensor
         assert until(lambda: filled.qsize() == 1)
