@@ -60,6 +60,9 @@ class Files:
     def __len__(self) -> int:
         return len(self._files)
 
+    def __iter__(self) -> Iterator[File]:
+        return iter(self._files)
+
     def __getitem__(self, number: int) -> File:
         return self._files[number]
 
@@ -114,7 +117,7 @@ def names_of(remote: Remote) -> tuple[str, ...]:
     names = [remote] if isinstance(remote, str | os.PathLike) else remote
     if not isinstance(names, Sequence):
         raise TypeError(f"a {type(names).__name__} of names has no order that stays: sort it")
-    paths = tuple(map(os.fspath, names))
+    paths = tuple(os.fspath(name) for name in names)
     if "" in paths:
         raise ValueError("a name of no character; the working folder is '.'")
     return paths

@@ -88,6 +88,11 @@ class Levels:
             return BytesRead(**self._read)
 
     @property
+    def has_disk(self) -> bool:
+        """Whether there is a folder for blocks."""
+        return self._disk is not None
+
+    @property
     def n_blocks(self) -> int:
         """Blocks of the data set; the last may be shorter."""
         return -(-self.files.nbytes // BLOCK)

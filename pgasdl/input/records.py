@@ -153,7 +153,10 @@ class Records:
         except TypeError:
             if isinstance(form := self._index.known, Arrays):
                 return form.batch(row, self._levels.fill)
-            raise
+            raise TypeError(
+                f"{row!r:.99}: records of format {self.format} have one number each; a DataLoader "
+                "takes batches of them as batch_sampler"
+            ) from None
         form = self._index.having(number + 1)
         if not 0 <= number < len(form):
             raise IndexError(f"record {number}: there are {len(self)}, from 0")
@@ -253,7 +256,14 @@ class Records:
         -------
         int
             The bytes of it that are there now: fewer than all if the disk, or its limit, is full.
+
+        Raises
+        ------
+        ValueError
+            There is no folder ``local``.
         """
+        if not self._levels.has_disk:
+            raise ValueError("there is no folder to stage to: pass local")
         blocks = range(self._members.rank, self._levels.n_blocks, self._members.size)
         with ThreadPoolExecutor(_STAGERS, "pgasdl-stage") as pool:
             for _ in pool.map(self._levels.stage, blocks):

@@ -24,7 +24,9 @@ def ask(url: str, method: str | Callable[..., Any], timeout: float, **options: A
     try:
         kind = core.get_filesystem_class(url.partition("://")[0])
     except ImportError as error:
-        raise _unavailable(f"{url}: {error}") from error
+        if url.startswith("http"):
+            raise _unavailable(f"{url}: {error}") from error
+        raise UnavailableError(f"{url}: {error}") from error  # it names the package
     except ValueError as error:
         raise DataError(f"{url}: {error}") from error
     try:

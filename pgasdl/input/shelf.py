@@ -95,9 +95,7 @@ class Shelf:
 
     def _run(self, block: int, slot: int) -> None:
         entry = FAILED
-        with suppress(
-            Exception
-        ):  # a reader of the block reads from below, and gets the error there
+        with suppress(Exception):  # a reader reads from below, and gets the error there
             if not self._closed:
                 self._load(block, memoryview(self.slots[slot]))
                 entry = slot

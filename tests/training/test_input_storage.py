@@ -563,7 +563,7 @@ def test_what_is_not_installed(storage: Storage, monkeypatch: pytest.MonkeyPatch
         storage.find("nonsense://a/b")
     install = r"pip install 'pgasdl\[data\]'"
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(UnavailableError, match=f"s3://a/b: Install s3fs.*{install}"):
+    with pytest.raises(UnavailableError, match=r"s3://a/b: Install s3fs[^)]*$"):
         storage.find("s3://a/b")
     for name in ("fsspec.core", "fsspec"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -58,7 +58,7 @@ _ENDINGS = {
 
 def format_of(files: Files) -> str:
     """Return the format of files, by their names; ValueError: these say no format, or several."""
-    names = [files[number].name.rpartition("/")[2].lower() for number in range(len(files))]
+    names = [file.name.rpartition("/")[2].lower() for file in files]
     for format, endings in _ENDINGS.items():
         if names and all(name.endswith(endings) for name in names):
             return format

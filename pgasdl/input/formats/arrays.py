@@ -152,8 +152,10 @@ def _parsed(header: bytes) -> tuple[int, np.dtype[Any], int]:
     version = np.lib.format.read_magic(file)
     if version not in _VERSIONS:
         raise ValueError(f"version {version} of NumPy's format")
-    shape, by_column, dtype = _VERSIONS[version](file)
+    shape, by_column, dtype = _VERSIONS[version](file, max_header_size=_LONGEST_HEADER)
     element = np.dtype((dtype, shape[1:]))
-    if not shape or dtype.hasobject or not element.itemsize or (by_column and len(shape) > 1):
+    if by_column and len(shape) > 1:
+        raise ValueError("it lies by columns: save np.ascontiguousarray(array)")
+    if not shape or dtype.hasobject or not element.itemsize:
         raise ValueError(f"{dtype} of shape {shape}: wanted rows of plain numbers")
     return shape[0], element, file.tell()

@@ -25,7 +25,7 @@ class Folder:
 
     def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         self._files = files
-        every = [(files[number].name, files[number].root) for number in range(len(files))]
+        every = [(file.name, file.root) for file in files]
         self._named = all(root and name.find("/", root) > 0 for name, root in every)
         paths = {name[self._named and root : name.rfind("/") + 1] for name, root in every}
         folders = [path.split("/")[:-1] for path in paths]
