@@ -88,11 +88,6 @@ class Levels:
             return BytesRead(**self._read)
 
     @property
-    def has_disk(self) -> bool:
-        """Whether there is a folder for blocks."""
-        return self._disk is not None
-
-    @property
     def n_blocks(self) -> int:
         """Blocks of the data set; the last may be shorter."""
         return -(-self.files.nbytes // BLOCK)
@@ -158,6 +153,8 @@ class Levels:
 
     def stage(self, block: int) -> None:
         """Bring a block to the disk."""
+        if self._disk is None:
+            raise ValueError("there is no folder to stage to: pass local")
         self.load(block, memoryview(bytearray(self.length(block))))
 
     def staged(self, blocks: Iterable[int]) -> int:

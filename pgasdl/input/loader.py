@@ -6,12 +6,13 @@ import logging
 import operator
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pgasdl.errors import ClosedError, DataError
+from pgasdl.group import Group
 from pgasdl.input.batches import Batches, InOrder
 from pgasdl.input.decode import Decoded, Fixed
 from pgasdl.input.files import Files
@@ -19,18 +20,6 @@ from pgasdl.input.prefetcher import Prefetcher, bytes_of
 from pgasdl.input.workers import Decode
 
 log = logging.getLogger("pgasdl")
-
-
-class Ranks(Protocol):
-    """The part of a group that a loader uses."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this process."""
-
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
 
 
 class Loader:
@@ -115,7 +104,7 @@ class Loader:
         batch: int,
         *,
         decode: Decode | None = None,
-        group: Ranks | None = None,
+        group: Group | None = None,
         seed: int | None = 0,
         last: Literal["drop", "fill"] = "drop",
         mix: int | None = None,
@@ -127,11 +116,12 @@ class Loader:
         memory: Any = None,
         timeout: float = 60.0,
     ) -> None:
-        batch, seed, mix = operator.index(batch), _whole(seed), _whole(mix)
+        batch = operator.index(batch)
+        seed, mix = (each if each is None else operator.index(each) for each in (seed, mix))
         group = group or getattr(records, "group", None)
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        if (allgather := getattr(group, "allgather", None)) is not None:
-            allgather(f"Loader: batch {batch}, seed {seed}, {last}, mix {mix}", b"")
+        if isinstance(group, Group):
+            group.allgather(f"Loader: batch {batch}, seed {seed}, {last}, mix {mix}", b"")
         in_order = seed is None and mix is None
         if not in_order and hasattr(records, "index_together") and group is records.group:
             records.index_together()
@@ -274,10 +264,6 @@ class Loader:
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
-
-
-def _whole(number: int | None) -> int | None:
-    return None if number is None else operator.index(number)
 
 
 def as_it_is(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -24,8 +23,8 @@ from pgasdl.input.levels import BytesRead, Levels
 from pgasdl.input.nearby import Nearby, Range
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
+from pgasdl.input.threads import at_once
 
-_STAGERS = 4  # threads
 _MEMORY = 256 << 20  # bytes, where storage is not a file system
 
 
@@ -262,12 +261,8 @@ class Records:
         ValueError
             There is no folder ``local``.
         """
-        if not self._levels.has_disk:
-            raise ValueError("there is no folder to stage to: pass local")
         blocks = range(self._members.rank, self._levels.n_blocks, self._members.size)
-        with ThreadPoolExecutor(_STAGERS, "pgasdl-stage") as pool:
-            for _ in pool.map(self._levels.stage, blocks):
-                pass
+        at_once(self._levels.stage, blocks)
         return self._levels.staged(blocks)
 
     def close(self) -> None:
