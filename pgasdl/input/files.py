@@ -36,10 +36,7 @@ class File:
 
     @property
     def name(self) -> str:
-        """The URL as a path, which users see: over HTTP decoded and without a query.
-
-        A query may be a signature, another one each time.
-        """
+        """The URL as users see it: over HTTP decoded, without a query, which may be a signature."""
         if not self.url.startswith(("http://", "https://")):
             return self.url
         return unquote(self.url.partition("?")[0], errors="surrogateescape")

@@ -152,10 +152,8 @@ class Records:
         except TypeError:
             if isinstance(form := self._index.known, Arrays):
                 return form.batch(row, self._levels.fill)
-            raise TypeError(
-                f"{row!r:.99}: records of format {self.format} have one number each; a DataLoader "
-                "takes batches of them as batch_sampler"
-            ) from None
+            told = f"{row!r:.40}: one record of format {self.format} at a time"
+            raise TypeError(f"{told}; a DataLoader takes batches as batch_sampler") from None
         form = self._index.having(number + 1)
         if not 0 <= number < len(form):
             raise IndexError(f"record {number}: there are {len(self)}, from 0")
@@ -249,17 +247,12 @@ class Records:
         return self._levels.counters()
 
     def stage(self) -> int:
-        """Bring this rank's part of the data set, without a group all, to the local disk.
+        """Bring this rank's part of the data set, without a group all, to the folder ``local``.
 
         Returns
         -------
         int
             The bytes of it that are there now: fewer than all if the disk, or its limit, is full.
-
-        Raises
-        ------
-        ValueError
-            There is no folder ``local``.
         """
         blocks = range(self._members.rank, self._levels.n_blocks, self._members.size)
         at_once(self._levels.stage, blocks)

@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -68,14 +67,13 @@ class Storage:
         if any("://" in each for each in patterns):
             lists = at_once(self._list, patterns)
         found = [each for some in lists for each in some]
-        unknown = [file.url for file in found if file.nbytes < 0]
-        sizes = dict(zip(unknown, at_once(self._ask_for, unknown), strict=True))
+        unknown = [file for file in found if file.nbytes < 0]
+        known = {file.url: file for file in at_once(self._ask_for, unknown)}
         files: dict[str, File] = {}
         for file in found:
             if file.url in files:
                 raise DataError(f"{file.name} is named twice")
-            known = sizes.get(file.url)
-            files[file.url] = replace(known, root=file.root) if known else file
+            files[file.url] = known.get(file.url, file)
             if "://" not in file.url:
                 self._versions[file.url] = file.version
         if not files:
@@ -177,8 +175,8 @@ class Storage:
             raise OSError(f"{len(data)} bytes came; the file was listed with {file.nbytes}")
         out[:] = data
 
-    def _ask_for(self, url: str) -> File:
-        file = _file(url, self._info(url))
+    def _ask_for(self, found: File) -> File:
+        file = _file(found.url, self._info(found.url), found.root)
         if file.nbytes < 0:
             raise DataError(f"{file.name}: the server does not tell its size")
         return file

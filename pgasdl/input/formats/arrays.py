@@ -38,8 +38,7 @@ class Arrays:
             elements.append(element)
             if element != elements[0]:
                 raise DataError(
-                    f"{files[number].name} has records of {element}, "
-                    f"{files[0].name} of {elements[0]}"
+                    f"{files[number].name} has records of {element}, the first file {elements[0]}"
                 )
         self._starts = np.array(starts, np.int64)
         self._rows = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
