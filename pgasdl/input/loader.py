@@ -74,7 +74,8 @@ class Loader:
     on_error : str, default "raise"
         The use of a record that cannot be read or decoded, or whose arrays are unlike the others':
         "raise": :class:`DataError`. "skip": its batch has a record less; a log line, and
-        :attr:`skipped`, name it. A batch of which a rank has no good record is an error.
+        :attr:`skipped`, name it. A batch of which a rank has no good record is an error, and so is
+        a tar with damaged headers.
     depth : int, default 3
         Buffers, at least 2.
     ahead : int, optional

@@ -25,7 +25,7 @@ def ask(url: str, method: str | Callable[..., Any], timeout: float, **options: A
         kind = core.get_filesystem_class(url.partition("://")[0])
     except ImportError as error:
         if url.startswith("http"):
-            raise _unavailable(f"{url}: {error}") from error
+            raise _unavailable(f"{url.partition('?')[0]}: {error}") from error
         raise UnavailableError(f"{url}: {error}") from error  # it names the package
     except ValueError as error:
         raise DataError(f"{url}: {error}") from error

@@ -192,13 +192,13 @@ class Storage:
             url = unquote(url.removeprefix("file://").removeprefix("localhost"))
         if "://" not in url:
             return local(url)
-        start = magic(url)
+        start, name = magic(url), File(url, 0).name
         if start < len(url):
             root = url[: url.rindex("/", 0, start) + 1]
             depth = math.inf if "**" in url else url.count("/", start) + 1
-            matching = re.compile(library("fsspec.utils").glob_translate(File(url, 0).name))
+            matching = re.compile(library("fsspec.utils").glob_translate(name))
             found = [each for each in self._below(root, 0, depth) if matching.match(each.name)]
-        elif (name := File(url, 0).name).endswith("/"):
+        elif name.endswith("/"):
             found = list(self._below(url, len(name)))
         else:
             info = self._info(url)
@@ -208,7 +208,7 @@ class Storage:
                 return [_file(url, info)]
             found = list(self._below(url, len(name) + 1))
         if not found:
-            raise DataError(f"{url}: no file")
+            raise DataError(f"{name}: no file")
         return sorted(found, key=lambda file: file.name)
 
     def _below(self, url: str, root: int, depth: float = math.inf) -> Iterator[File]:

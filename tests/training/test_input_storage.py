@@ -316,6 +316,8 @@ def test_a_signature_is_no_part_of_a_name(storage: Storage, server: StorageServe
         with pytest.raises(DataError, match=r"/a\.tar[:,].*403") as caught:
             call()
         assert "X-Sig" not in str(caught.value)
+    with pytest.raises(DataError, match=r"/\*\.zip: no file"):
+        storage.find(f"{server.url}/*.zip?X-Sig=abc")
     server.faults["/a.tar?X-Sig=abc/def/"] = Faults()
     assert only(storage.find(url)) == (url, 300)
 
