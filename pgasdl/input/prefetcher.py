@@ -135,8 +135,8 @@ class Prefetcher:
                 got = ready.get(timeout=self._timeout - soon)
             except queue.Empty:
                 raise PgasTimeoutError(self._late(self._timeout)) from None
-        if isinstance(got, _Filled):
-            return self._lent(got)
+        if isinstance(got, tuple):
+            return self._lent(*got)
         self._done = True
         if got is not None:
             raise got
@@ -161,12 +161,12 @@ class Prefetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _lent(self, filled: _Filled) -> dict[str, npt.NDArray[Any]]:
+    def _lent(self, buffer: int, n_rows: int) -> dict[str, npt.NDArray[Any]]:
         """Return a batch whose buffer becomes free when the last view of it is gone."""
         # NumPy's views refer to the array over the memoryview, not to what is below it.
-        base = np.frombuffer(self._buffers[filled.buffer].data, np.uint8)
-        weakref.finalize(base, self._shared.free.put, filled.buffer).atexit = False
-        return self._slot.arrays(base, filled.n_rows)
+        base = np.frombuffer(self._buffers[buffer].data, np.uint8)
+        weakref.finalize(base, self._shared.free.put, buffer).atexit = False
+        return self._slot.arrays(base, n_rows)
 
     def _late(self, seconds: float) -> str:
         waited = f"no batch after {seconds:g} s"
@@ -180,20 +180,13 @@ class Prefetcher:
         return f"{waited}: the read is not done"
 
 
-@dataclass(frozen=True, slots=True)
-class _Filled:
-    """A buffer with a batch in it."""
-
-    buffer: int
-    n_rows: int
-
-
 @dataclass(slots=True)
 class _Shared:
     """The messages between the thread and the prefetcher."""
 
     free: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
-    ready: queue.SimpleQueue[_Filled | BaseException | None] = field(
+    # A buffer and its records, or the end.
+    ready: queue.SimpleQueue[tuple[int, int] | BaseException | None] = field(
         default_factory=queue.SimpleQueue
     )
     ended: bool = False
@@ -266,7 +259,7 @@ def _fill(
             if number is None or shared.ended:
                 return
             out = {name: array[: len(rows)] for name, array in buffers[number].items()}
-            shared.ready.put(_Filled(number, source.read(rows, out, iteration)))
+            shared.ready.put((number, source.read(rows, out, iteration)))
     except BaseException as error:
         shared.ready.put(error)
     else:
