@@ -35,6 +35,8 @@ SLOT_BYTES = 256 << 10
 LEAST_SLOT_BYTES = 4 << 10
 MEMORY_BYTES = 64 << 20  # of one group's rings on one rank: with many members, slots are smaller
 LOOK_SECONDS = 0.1  # between two checks of what no notification reports
+SERVE_SECONDS = 1e-3  # that messages are left to threads which may be about to wait for them
+SERVED_ROUNDS = 100  # of that, without a new message, until serve() sleeps
 _HEADER = struct.Struct("<qQQQ")  # tag, bytes of the message, offset and bytes of the piece
 _HEADER_BYTES = 64  # the piece begins at a cache line
 
@@ -69,8 +71,13 @@ class Messages:
         ]
         self._peers = [Peer() for _ in range(group.size)]
         self._receiving: list[Message] = []  # in the order of the calls
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
         self._looks = False  # a thread waits for a notification
+        self._n_waiting = 0  # threads in wait()
+        self._wanted = threading.Condition(lock)  # serve() sleeps
+        self._n_begun = 0
+        self._asleep = False  # until that is notified
         self._error: Exception | None = None
 
     # --- what programs call
@@ -79,7 +86,7 @@ class Messages:
         """Begin to send ``memory``; it must not change until the message is done."""
         message = Message(peer, tag, memory)
         with self._changed:
-            self._require_open()
+            self._note_begun()
             self._peers[peer].sending.append(message)
             self._guarded(self._push, (peer,))
         return message
@@ -96,13 +103,14 @@ class Messages:
         """Begin to receive the next message with ``tag`` from ``peer``, or from any member."""
         message = Message(peer, tag, memory)
         with self._changed:
-            self._require_open()
+            self._note_begun()
             self._receiving.append(message)
-            for place in range(len(self._peers)) if peer is None else (peer,):
+            places = range(len(self._peers)) if peer is None else (peer,)
+            for place in places:
                 self._take_arrived(place, message)
                 if message not in self._receiving:
                     break
-            self._guarded(self._drain, range(len(self._peers)))
+            self._guarded(self._drain, places)
         return message
 
     def wait(self, message: Message, seconds: float) -> None:
@@ -110,23 +118,30 @@ class Messages:
 
         MismatchError: its size differs from the receiver's memory.
         """
-        deadline = time.monotonic() + seconds
         with self._changed:
-            while not message.over:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    self._look(0.0)
-                    if message.over:
-                        break
-                    who = "any member" if message.peer is None else self._name(message.peer)
-                    raise PgasTimeoutError(
-                        f"rank {self._context.rank}: the message with tag {message.tag} from or to "
-                        f"{who} was not complete within {seconds:g} s: {message.moved} of "
-                        f"{message.memory.nbytes} bytes were moved"
-                    )
-                self._look(min(left, LOOK_SECONDS))
+            self._n_waiting += 1
+            try:
+                self._wait(message, seconds)
+            finally:
+                self._n_waiting -= 1
             if message.error is not None:
                 raise message.error
+
+    def _wait(self, message: Message, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not message.over:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._look(0.0)
+                if message.over:
+                    break
+                who = "any member" if message.peer is None else self._name(message.peer)
+                raise PgasTimeoutError(
+                    f"rank {self._context.rank}: the message with tag {message.tag} from or to "
+                    f"{who} was not complete within {seconds:g} s: {message.moved} of "
+                    f"{message.memory.nbytes} bytes were moved"
+                )
+            self._look(min(left, LOOK_SECONDS))
 
     def cancel(self, message: Message) -> bool:
         """Withdraw a receive to which nothing has come; False if something has."""
@@ -150,13 +165,24 @@ class Messages:
         return any(a.receiver is not None for each in self._peers for a in each.arrivals)
 
     def serve(self) -> None:
-        """Move messages while some are under way, until :meth:`fail`; for a thread of its own."""
+        """Move messages for which nobody waits, until :meth:`fail`; for a thread of its own."""
+        quiet = seen = 0
         with self._changed:
             while self._error is None:
-                if self.busy:
+                self._asleep = quiet >= SERVED_ROUNDS
+                self._wanted.wait(None if self._asleep else SERVE_SECONDS)
+                quiet = quiet + 1 if seen == self._n_begun else 0
+                seen, self._asleep = self._n_begun, False
+                while self.busy and not self._looks and not self._n_waiting:
+                    quiet = 0
                     self._look(LOOK_SECONDS)
-                else:
-                    self._changed.wait()
+
+    def _note_begun(self) -> None:
+        """Let serve() see to a new message, unless messages are refused."""
+        self._require_open()
+        self._n_begun += 1
+        if self._asleep:
+            self._wanted.notify()
 
     def fail(self, error: Exception) -> None:
         """End every message that is under way, and refuse new ones, with ``error``."""
@@ -402,6 +428,7 @@ class Messages:
             each.sending.clear()
             each.arrivals.clear()
         self._changed.notify_all()
+        self._wanted.notify_all()
 
     def _unfinished(self) -> Iterator[Message]:
         yield from self._receiving
