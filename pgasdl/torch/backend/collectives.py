@@ -43,7 +43,7 @@ _MONITORED = -(1 << 62)
 
 def bytes_of(tensor: Tensor) -> Bytes:
     """Return the memory of a contiguous tensor."""
-    memory: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    memory: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memory
 
 

@@ -2,7 +2,7 @@
 
 Every ordered pair of members has a ring of slots in the receiver's copy of one segment. A message
 is cut into pieces of at most a slot. The sender writes a piece into the next slot and raises the
-slot's notification; the receiver copies it out, and gives the slot back by a notification, the
+slot's notification; the receiver copies it out, and gives two slots back by one notification, the
 credit. Where the receiver's memory is not mapped, pieces are sent from a ring of the same size in
 the sender's copy, whose places the same credits prove free. Messages of a pair arrive in order.
 
@@ -141,7 +141,7 @@ class Messages:
                     f"{who} was not complete within {seconds:g} s: {message.moved} of "
                     f"{message.memory.nbytes} bytes were moved"
                 )
-            self._look(min(left, LOOK_SECONDS))
+            self._look(min(left, LOOK_SECONDS), message)
 
     def cancel(self, message: Message) -> bool:
         """Withdraw a receive to which nothing has come; False if something has."""
@@ -196,8 +196,8 @@ class Messages:
 
     # --- progress; with the lock held
 
-    def _look(self, seconds: float) -> None:
-        """Wait for a notification and act on it, or let another thread do that."""
+    def _look(self, seconds: float, until: Message | None = None) -> None:
+        """Wait for a notification and act on it and others, or let another thread do that."""
         if self._looks:
             self._changed.wait(seconds)
             return
@@ -209,7 +209,7 @@ class Messages:
                 raised = self._next(0.0)
             while raised is not None and self._error is None:
                 self._obey(raised)
-                raised = self._next(0.0)
+                raised = None if until is not None and until.over else self._next(0.0)
             self._give_up(left)
         except Exception as error:
             self._fail(error)
@@ -239,7 +239,7 @@ class Messages:
         credit, place = divmod(notification, SLOTS * len(self._peers))
         peer, slot = divmod(place, SLOTS)
         if credit:
-            self._peers[peer].free.add(slot)
+            self._peers[peer].free |= {slot - 1, slot}
             self._push(peer)
         else:
             self._peers[peer].raised.add(slot)
@@ -262,7 +262,7 @@ class Messages:
             numbers = message.tag, message.memory.nbytes, message.moved, length
             piece = message.memory[message.moved : message.moved + length]
             try:
-                self._post(peer, slot, _HEADER.pack(*numbers), piece)
+                self._post(peer, slot, numbers, piece)
             except PeerLostError as error:
                 if peer not in self._left():
                     raise
@@ -276,14 +276,14 @@ class Messages:
                 to.sending.popleft()
                 message.end()
 
-    def _post(self, peer: int, slot: int, head: bytes, piece: Bytes) -> None:
+    def _post(self, peer: int, slot: int, numbers: tuple[int, ...], piece: Bytes) -> None:
         """Put a piece into a slot of the receiver's, and raise its notification."""
         rank, me = self._group.ranks[peer], self._group.rank
         there = self._place(me, slot)
         mapped = self._mapped[peer]
         begin = there if mapped is not None else self._place(len(self._peers) + peer, slot)
         memory = self._memory if mapped is None else mapped
-        memory[begin : begin + len(head)] = np.frombuffer(head, np.uint8)
+        _HEADER.pack_into(memory.data, begin, *numbers)
         at = begin + _HEADER_BYTES
         memory[at : at + len(piece)] = piece
         n_sent = 0 if mapped is not None else _HEADER_BYTES + len(piece)
@@ -315,7 +315,8 @@ class Messages:
             arrival.moved = offset + length
             of.raised.discard(slot)
             of.n_taken += 1
-            self._give_back(peer, slot)
+            if slot % 2:
+                self._give_back(peer, slot)
             if arrival.moved == nbytes:
                 self._complete(of, arrival)
 
