@@ -35,11 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process per core, up to four: tests start ranks, and those need cores, too."""
+    """One process more than cores, up to four: tests wait, too, and start ranks."""
     named = [Path(each.partition("::")[0]) for each in config.args]
     if all(path.suffix == ".py" for path in named):
         return 0
-    return min(len(os.sched_getaffinity(0)), 4)
+    return min(len(os.sched_getaffinity(0)) + 1, 4)
 
 
 def pytest_collection_finish() -> None:
