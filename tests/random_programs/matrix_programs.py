@@ -506,6 +506,8 @@ class Side:
     def set(self, a: int, key: Any, value: Any) -> Any:
         x = self._var(a)
         key, value = self._key(key, x), self._value(value)
+        if isinstance(value, list) and x.dtype == bool:
+            value = np.array(value)  # of a list NumPy asks whether it is empty
         x[key] = value
         return x
 
