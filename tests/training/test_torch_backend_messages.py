@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -71,6 +72,20 @@ def test_tags_choose_and_anybody_may_send(group: Any) -> None:
         group.send([torch.ones(4, 4).t()[:2]], 0)
     with pytest.raises(ValueError, match="ranks 0 to 2"):
         group.send([torch.ones(4)], 3)
+
+
+@ranks(2)
+def test_a_message_that_is_only_looked_at_comes_behind_a_long_wait(group: Any) -> None:
+    if group.rank() == 0:
+        into = torch.zeros(1), torch.zeros(800_000)
+        first, second = (group.recv([each], 1, tag) for tag, each in enumerate(into))
+        first.wait()
+        assert until(second.is_completed) and into[1].all()
+    else:
+        time.sleep(0.3)  # the other rank's thread for messages sleeps meanwhile
+        sent = [group.send([torch.ones(n)], 0, tag) for tag, n in enumerate((1, 800_000))]
+        for work in sent:
+            work.wait()
 
 
 @ranks(2)

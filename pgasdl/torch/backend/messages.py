@@ -124,6 +124,7 @@ class Messages:
                 self._wait(message, seconds)
             finally:
                 self._n_waiting -= 1
+                self._wake()
             if message.error is not None:
                 raise message.error
 
@@ -181,6 +182,10 @@ class Messages:
         """Let serve() see to a new message, unless messages are refused."""
         self._require_open()
         self._n_begun += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake serve() for what is under way, if it sleeps."""
         if self._asleep:
             self._wanted.notify()
 
