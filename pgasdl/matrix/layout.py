@@ -193,7 +193,8 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """Short text that differs between layouts: there may be many blocks to compare."""
-        text = str((self.shape, [(b.rank, *b.extent) for b in self.blocks]))
+        blocks = [tuple(map(int, (b.rank, *b.extent))) for b in self.blocks]
+        text = str((tuple(map(int, self.shape)), blocks))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @cached_property

@@ -102,8 +102,8 @@ def fromfunction(
 ) -> Any:
     """Make one whose elements a function of their indices gives, as ``numpy.fromfunction``.
 
-    ``function`` takes arrays of rows and of columns, or of the places in a vector. Other parameters
-    as for :func:`empty`.
+    ``function`` takes arrays of rows and of columns, or of the places in a vector: integers, where
+    NumPy's have the dtype float. Other parameters as for :func:`empty`.
     """
     made = empty(where, shape, layout, dtype)
     for block, mine in made.blocks():
@@ -181,8 +181,10 @@ def _from_root(
     if space.rank == root:
         try:
             given = _array(values.value, dtype)
+            _two(given.shape)  # may raise, as the next may
+            core_dtype(given.dtype)
             about = json.dumps([given.shape, given.dtype.name]).encode()
-        except (TypeError, ValueError) as error:  # all are told
+        except Exception as error:  # all are told
             about = json.dumps([None, str(error)]).encode()
     shape, name = json.loads(space.group.allgather("matrix.array", about)[root])
     if shape is None:

@@ -92,6 +92,8 @@ class DistributedLinear(nn.Module):
                 f"{self.matrix}"
             )
         self.matrix.flat = weight.contiguous().view(-1).numpy()
+        if type(self.weight) is nn.Parameter:  # load_state_dict(assign=True) brought it
+            self.weight.__class__ = _Weight
         if isinstance(self.weight, _Weight):
             self.weight.matrix = self.matrix
 
@@ -177,7 +179,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Any) -> Tensor:
-        del weight  # the same memory as the matrix
+        ctx.save_for_backward(weight)  # the same memory as the matrix: backward asks if it changed
         matrix.changed()  # the optimizer may have changed it
         inputs = _kept(x, matrix)
         outputs = pm.matmul(inputs, matrix, transpose_b=True, layout="rows")
@@ -188,7 +190,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, matrix = ctx.inputs, ctx.matrix
+        _, inputs, matrix = ctx.saved_tensors, ctx.inputs, ctx.matrix
         (of_outputs,) = gradients
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         given = _kept(of_outputs, matrix)

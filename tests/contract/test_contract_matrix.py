@@ -51,6 +51,7 @@ def test_ranks_name_a_layout_differently(ctx: Any) -> None:
 
     A = np.arange(30, dtype=np.float32).reshape(6, 5)
     rows, columns = (named(make((6, 5), range(2))) for make in (pm.rows, pm.columns))
+    assert pm.rows((np.int64(6), 5), range(2)) == pm.rows((6, 5), range(2))
     a = pm.array(ctx, A, rows)
     same(a.remap(columns), A)
     for layout in (rows, columns):

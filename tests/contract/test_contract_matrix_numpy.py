@@ -150,8 +150,9 @@ def test_what_is_refused_says_why(ctx: Any) -> None:
     for of_others in (lambda: a + [object()] * 4, lambda: a @ np.ones(4, complex)):
         with pytest.raises((BufferRefusedError, TypeError)):
             of_others()
-    with pytest.raises(BufferRefusedError, match="rank 1 has no array"):
-        pm.array(ctx, [[1, 2], [3]] if ctx.rank else None, root=1)
+    for given in ([[1, 2], [3]], np.arange(4, dtype=">f4"), np.ones((2, 2, 2)), [2**70]):
+        with pytest.raises(BufferRefusedError, match="rank 1 has no array"):
+            pm.array(ctx, given if ctx.rank else None, root=1)
     assert (np.asarray(a) == 0).all()  # nothing was lost
 
 

@@ -123,6 +123,11 @@ def test_wrong_inputs_are_refused() -> None:
         optimizer = torch.optim.SGD(model.parameters())
         with pytest.raises(pgasdl.ConfigError, match="exchanges its own gradients"):
             pgasdl.torch.attach(nn.Sequential(model), optimizer, context=ctx)
+        found = model(torch.ones(2, 4, requires_grad=True))
+        with torch.no_grad():
+            model.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            found.sum().backward()
         x = torch.ones(2 + ctx.rank, 4)
         with pytest.raises(pgasdl.MismatchError):
             model(x)
@@ -180,9 +185,12 @@ def test_gradients_are_clipped_by_the_norm_of_all(options: dict[str, Any]) -> No
     due, biases = clipped(copy.deepcopy(layers))
 
     def program(ctx: Any) -> None:
+        assigned = nn.Sequential(*(DistributedLinear(ctx, each) for each in layers))
+        assigned.load_state_dict(assigned.state_dict(), assign=True)
         for model in (
             nn.Sequential(*(DistributedLinear(ctx, each) for each in layers)),
             copy.deepcopy(nn.Sequential(*(DistributedLinear(ctx, each) for each in layers))),
+            assigned,
         ):
             norm, found = clipped(model)
             assert norm == pytest.approx(due, rel=1e-5)

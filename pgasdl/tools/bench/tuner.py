@@ -81,7 +81,7 @@ def choices_here(context: Context, kind: str = "average") -> list[Choice]:
             if option != "chain_size" or value < context.size
         ]
         if tuned := spec.tuned(case):
-            found.append(Choice(name, tuple(tuned.items())))
+            found.append(Choice(name, tuple(sorted(tuned.items()))))
     return found
 
 
