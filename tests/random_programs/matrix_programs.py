@@ -382,7 +382,7 @@ class Side:
         wide = [each.astype(np.float64) for each in (a, b)]
         found = getattr(np, name)(*wide)
         if not all(np.isfinite(each).all() for each in wide):
-            return Near(found.astype(dtype), np.full(found.shape, np.inf))  # BLAS may skip zeros
+            return Near(found.astype(dtype), np.full(found.shape, 1e308))  # BLAS may skip zeros
         return Near(found.astype(dtype), getattr(np, name)(*map(abs, wide)))
 
     def product(self, name: str, a: Any, b: Any) -> Any:
