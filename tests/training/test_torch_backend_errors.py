@@ -195,6 +195,9 @@ def test_every_wait_has_a_deadline(group: Any) -> None:
         work = group.recv([torch.empty(3)], 1)
         with pytest.raises(dist.DistBackendError, match=r"Timed out .* 0 of 12 bytes"):
             work.wait(timedelta(milliseconds=50))
+        assert work.is_completed() and "Timed out" in str(work.exception())
+        with pytest.raises(RuntimeError, match="Timed out"):
+            work.get_future().wait()
         how = reduced(ReduceOp.MAX)
         how.timeout = timedelta(milliseconds=50)
         with pytest.raises(dist.DistBackendError, match="Timed out"):

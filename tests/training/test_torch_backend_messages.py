@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -86,6 +87,33 @@ def test_a_message_that_is_only_looked_at_comes_behind_a_long_wait(group: Any) -
         sent = [group.send([torch.ones(n)], 0, tag) for tag, n in enumerate((1, 800_000))]
         for work in sent:
             work.wait()
+
+
+@ranks(2)
+def test_a_wait_that_an_exception_ends_swallows_no_message(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is over holds nothing: its tensors go at once."""
+    rank, swallowed, into = group.rank(), torch.zeros(1), torch.zeros(1)
+    work = group.recv([swallowed], 1 - rank, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(group._messages, "_look", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+    assert "KeyboardInterrupt" in str(work.exception())
+    group.barrier().wait()
+    sent = group.send([torch.ones(1)], 1 - rank, 1)
+    received = group.recv([into], 1 - rank, 1)
+    for each in (sent, received):
+        each.wait()
+    assert (swallowed, into) == (0, 1)
+    over = weakref.ref(received)
+    del received, each
+    assert over() is None
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @ranks(2)

@@ -30,8 +30,9 @@ class Message:
         """Note that it is done, or, with an error, that it never will be."""
         if not self.over:
             self.error, self.over = error, True
-            if self.ended is not None:
-                self.ended()
+            ended, self.ended = self.ended, None  # it holds what holds this message
+            if ended is not None:
+                ended()
 
 
 @dataclass(eq=False, slots=True)

@@ -144,13 +144,12 @@ class Messages:
                 )
             self._look(min(left, LOOK_SECONDS), message)
 
-    def cancel(self, message: Message) -> bool:
-        """Withdraw a receive to which nothing has come; False if something has."""
+    def cancel(self, message: Message, error: Exception) -> None:
+        """End a receive with ``error`` if nothing has come to it: the next one gets the message."""
         with self._changed:
             if message in self._receiving:
                 self._receiving.remove(message)
-                return True
-            return False
+                message.end(error)
 
     @property
     def busy(self) -> bool:
@@ -318,6 +317,8 @@ class Messages:
             at = begin + _HEADER_BYTES
             arrival.memory[offset : offset + length] = self._memory[at : at + length]
             arrival.moved = offset + length
+            if arrival.receiver is not None:
+                arrival.receiver.moved = arrival.moved
             of.raised.discard(slot)
             of.n_taken += 1
             if slot % 2:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch.futures import Future
 
-from pgasdl.errors import PgasError
+from pgasdl.errors import ClosedError, PgasError
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
 from pgasdl.torch.work import GroupWork, Result, as_torch, seconds_of
@@ -43,9 +43,12 @@ class MessageWork(GroupWork):
         try:
             self._messages.wait(self._message, seconds_of(timeout, self._seconds))
         except PgasError as error:
-            if not self._message.over:
-                self._messages.cancel(self._message)
+            self._messages.cancel(self._message, error)
             raise as_torch(error) from error
+        except BaseException as error:
+            why = ClosedError(f"the wait was ended by {type(error).__name__}")
+            self._messages.cancel(self._message, why)
+            raise
         return super().wait(timeout)
 
     def source_rank(self) -> int:
