@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -64,10 +66,33 @@ void no_descriptor_is_free() {
   }
 }
 
+// A peer that asks more than the deepest queue holds, and takes no answers, loses its connection.
+void no_answers_are_taken() {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+  const UniqueFd events(epoll_create1(EPOLL_CLOEXEC)), peer(ends[1]);
+  const auto memories = std::make_shared<TcpMemories>();
+  const std::atomic<WakeWord*> nobody{nullptr};
+  TcpAnswers answers(TcpSocket(ends[0]), events.get(), 1, 0, *memories, nobody);
+  answers.begin_events();
+  const std::vector<TcpFrame> reads(1024, TcpFrame{.kind = TcpFrame::Kind::kRead});
+  const std::size_t all = reads.size() * sizeof(TcpFrame);
+  std::size_t n_sent = 0;  // bytes
+  while (!answers.ended()) {
+    const std::size_t at = n_sent % all;
+    const auto* from = reinterpret_cast<const std::byte*>(reads.data()) + at;
+    const ssize_t sent = send(peer.get(), from, all - at, MSG_NOSIGNAL);
+    if (sent > 0) n_sent += static_cast<std::size_t>(sent);
+    answers.receive();
+  }
+  CHECK(n_sent / sizeof(TcpFrame) >= 1 << 20);
+}
+
 }  // namespace
 
 int main() {
   no_descriptor_is_free();
+  no_answers_are_taken();
   flag_is_last(over_tcp(), 3, 512, 40);
   flag_is_last(over_tcp(), 2, 20000, 10);
   lists_and_reads(over_tcp(), 40);
