@@ -31,6 +31,7 @@ def test_first_in_first_out(shared: Server) -> None:
     assert shared.client.wait(second)["state"] == "stopped"
 
 
+@pytest.mark.gate
 def test_a_training_is_restarted_and_resumes(shared: Server) -> None:
     """A rank is killed, and the other sees it; the end has the bits of an undisturbed training."""
     require_modules("torch", "safetensors")

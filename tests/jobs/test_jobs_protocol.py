@@ -16,6 +16,7 @@ from support.leftovers import gone
 from support.patience import PATIENCE, until
 from support.places import APPS
 from support.requiring import require_modules
+from tiers import gate
 
 from pgasdl import JobError
 from pgasdl.jobs.link import Link
@@ -59,7 +60,9 @@ def reports(server: Server, job: int, name: str, text: str) -> list[tuple[str, s
     raise AssertionError(f"it ended after {found}: {server.log(job)}")
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("average", 2), ("update", 3), ("exchange", 3)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("exchange", 3), *gate([("average", 2), ("update", 3)])]
+)
 def test_all_ranks_obey_at_the_same_iteration(shared: Server, kind: str, ranks: int) -> None:
     if kind != "exchange":
         require_modules("torch")
@@ -268,6 +271,7 @@ def test_a_command_to_a_run_that_fails(shared: Server, capsys: pytest.CaptureFix
     assert f"job {job} is queued before it obeyed" in capsys.readouterr().err
 
 
+@pytest.mark.gate
 def test_local_sgd_is_switched_while_it_runs(shared: Server) -> None:
     require_modules("torch", "sklearn")
     for name in ("local_sgd.py", "digits_net.py"):

@@ -141,6 +141,7 @@ print(f"rank {rank} ends")
 """
 
 
+@pytest.mark.gate
 def test_python_ends_while_the_thread_is_in_pytorch(tmp_path: Path) -> None:
     """Nobody destroyed the group."""
     program = tmp_path / "ends.py"
@@ -210,6 +211,7 @@ def test_groups_are_made_one_after_the_other_in_one_store(tmp_path: Path) -> Non
             assert (rank.returncode, shown) == (0, "right\n"), errors[-3000:]
 
 
+@pytest.mark.gate
 def test_groups_that_are_made_and_destroyed_leave_nothing(forked: Callable[..., str]) -> None:
     shown = forked(2, jobs.PROGRAMS / "many_groups.py", 500, torchrun=True)
     assert shown.count("left nothing") == 2

@@ -147,6 +147,7 @@ def digests_of_ranks(out: str, size: int) -> list[str]:
     return ranks[0]
 
 
+@pytest.mark.gate
 def test_the_command(tmp_path: Path) -> None:
     """The README's first command."""
     picture, weights = tmp_path / "digits.png", tmp_path / "weights.npz"

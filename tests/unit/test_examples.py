@@ -19,6 +19,7 @@ from support.launcher import run, torchrun
 from support.places import ROOT
 from support.requiring import require_modules
 from support.starting import succeeded
+from tiers import gate
 
 import pgasdl
 from pgasdl.tools.cli import _COMMANDS
@@ -66,7 +67,10 @@ def test_the_readme_shows_programs_of_apps_and_ends() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [line for line, _ in SHOWN] + [f"torchrun --nproc-per-node=2 apps/{name}" for name in NAMED],
+    [
+        *(line for line, _ in SHOWN),
+        *gate(f"torchrun --nproc-per-node=2 apps/{name}" for name in NAMED),
+    ],
 )
 def test_the_programs_of_the_readme(line: str) -> None:
     """From the root of the clone, where they are shown to start."""
