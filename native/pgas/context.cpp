@@ -144,8 +144,8 @@ void Context::drain(Deadline deadline) {
   }
 }
 
-void Context::acknowledge() {
-  liveness_.acknowledge();
+std::vector<Rank> Context::acknowledge() {
+  std::vector<Rank> ended = liveness_.acknowledge();
   const QueueId queue = plan_queue();
   const Deadline deadline = Deadline::in(options_.timeout);
   for (Rank peer = 0; peer < size(); ++peer) {
@@ -156,6 +156,7 @@ void Context::acknowledge() {
       std::this_thread::yield();
     }
   }
+  return ended;
 }
 
 bool Context::look_after_streams(bool a_rank_is_lost) {

@@ -152,8 +152,9 @@ class Context {
                  std::uint64_t compare, Deadline deadline, std::uint64_t& old);
 
   // Accepts the losses so far (survivors()). What this rank's plans had posted to the others has
-  // arrived then: their arrays are theirs again once all survivors have called this.
-  void acknowledge();
+  // arrived then: their arrays are theirs again once all survivors have called this. Returns the
+  // ranks whose processes it ended.
+  std::vector<Rank> acknowledge();
 
   // --- queues 0 .. options.queues - 1 (gaspi_queue_create, gaspi_queue_delete, gaspi_queue_size);
   // Higher numbers are the library's own queues.

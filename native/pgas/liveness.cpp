@@ -292,20 +292,44 @@ bool Liveness::everybody_left() const {
   return true;
 }
 
-void Liveness::acknowledge() {
+bool Liveness::end_process(Rank peer) {
+  const auto place = static_cast<std::size_t>(peer);
+  bool killed = false;
+  for (const Deadline deadline = Deadline::in(options_.timeout);;) {
+    {
+      const std::lock_guard lock(watch_mutex_);
+      if (processes_.empty() || !processes_[place] || processes_[place].ended()) return killed;
+      killed |= processes_[place].kill();
+      if (!killed || deadline.passed()) {
+        throw Error(ErrorKind::kSystem,
+                    text("survivors: rank ", peer, " has stopped, perhaps within a write to rank ",
+                         rank_, ", and its process ", pids_[place],
+                         killed ? " does not end" : " may not be ended by this one", "; kill it"),
+                    peer);
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+std::vector<Rank> Liveness::acknowledge() {
   if (health(rank_) != Health::kHealthy) refuse(rank_, "survivors");
   // Counts states, which a report sets before the alarm: a loss reported meanwhile is either
   // accepted by name or keeps the alarm raised.
   own_->first.store(0, std::memory_order_relaxed);
   std::uint32_t losses = 0;
+  std::vector<Rank> ended;
   for (Rank peer = 0; peer < size_; ++peer) {
     const Health state = health(peer);
     const bool lost = state != Health::kHealthy && state != Health::kClosed;
+    if (lost && !transport_->forget(peer) && state == Health::kStopped && end_process(peer)) {
+      ended.push_back(peer);
+    }
     accepted_[static_cast<std::size_t>(peer)].store(lost, std::memory_order_relaxed);
     losses += lost ? 1 : 0;
-    if (lost) transport_->forget(peer);
   }
   acknowledged_.store(losses, std::memory_order_release);
+  return ended;
 }
 
 void Liveness::give_reason(std::string_view reason) {

@@ -113,7 +113,9 @@ class Liveness {
   bool accepted(Rank rank) const {
     return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
   }
-  void acknowledge();
+  // Accepts the losses so far; nothing of those ranks lands in memory here any more. Returns those
+  // whose processes it ended, since nothing else makes that certain.
+  std::vector<Rank> acknowledge();
   // "rank 1 failed (ValueError: ...)": how it ended, with its error if it left one.
   std::string in_words(Rank lost) const;
   // The error that ends this rank, for ranks that map its block. Once, and before the report.
@@ -168,6 +170,7 @@ class Liveness {
   void watch_process(std::size_t peer, pid_t pid);
   void look_at_processes();
   bool take_note(std::size_t peer);
+  bool end_process(Rank peer);  // false: it has ended, or is none of this machine
   void look_at_heartbeats();
   void learn(Rank of, Health announced);
   void exchange_gossip();

@@ -344,6 +344,7 @@ bool Context::complete(QueueId id) {
     if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
     if (closed()) refuse_use();
     liveness_.note_end(error.rank());
+    liveness_.require(rank(), "wait(queue)");  // peers end connections with one that was stopped
     // A rank that left in peace or whose loss was accepted is no reason to fail a wait.
     const Health health = liveness_.health(error.rank());
     const bool harmless = health == Health::kClosed || liveness_.accepted(error.rank());

@@ -195,7 +195,7 @@ void bind_context(nb::module_& module) {
            [](const ContextHandle& self) {
              self.context().require_usable();
              const WithoutGil release;
-             self.context().acknowledge();
+             return self.context().acknowledge();
            })
       .def_prop_ro(
           "rank", [](const ContextHandle& self) { return self.context().rank(); },

@@ -61,7 +61,7 @@ class Router final : public Transport {
   bool receives_in_progress() const override;
   void reconnect(Rank peer) override { to(peer).reconnect(peer); }
   void lost(Rank peer) override { to(peer).lost(peer); }
-  void forget(Rank peer) override { to(peer).forget(peer); }
+  bool forget(Rank peer) override { return to(peer).forget(peer); }
   void take_over(QueueId queue) override {
     for (const auto& transport : transports_) transport->take_over(queue);
   }

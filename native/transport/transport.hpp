@@ -170,11 +170,13 @@ class Transport {
   virtual std::uint64_t farewell(Rank /*peer*/) const { return 0; }
   // Drops the connection to `peer` after a fault; the next operation connects anew.
   virtual void reconnect(Rank /*peer*/) {}
-  // lost(): `peer` is gone, and requests to it will not complete. forget(): go on without it.
+  // `peer` is gone, and requests to it will not complete.
   virtual void lost(Rank /*peer*/) {}
+  // Go on without it. True: nothing that it wrote or writes lands in memory here any more. False:
+  // that is certain only once its process has ended, for it may have been stopped within a copy.
+  virtual bool forget(Rank /*peer*/) { return false; }
   // Why there never was a connection with `peer`; "" if there was, or it is being made.
   virtual std::string unreached(Rank /*peer*/) const { return ""; }
-  virtual void forget(Rank /*peer*/) {}
   // From now on writes that were posted on `queue` need no source outside segments any more.
   virtual void take_over(QueueId /*queue*/) {}
   // Advances work that does not advance by itself; every wait calls it if needs_progress().

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from pgasdl.context.part import Part
 from pgasdl.errors import PeerLostError, RankError, UnavailableError
 from pgasdl.group import Group
+
+log = logging.getLogger("pgasdl")
 
 
 class PeerCalls(Part):
@@ -105,10 +108,14 @@ class PeerCalls(Part):
     def survivors(self, *, timeout: float | None = None) -> Group:
         """Accept the losses so far and form a group of the ranks that are left. Collective.
 
-        Before it every wait ends with PeerLostError; afterwards waits work again, among survivors.
+        Before it every wait ends with PeerLostError; afterwards waits work again, among survivors,
+        and nothing that a lost rank has begun to write lands in their memory any more. Over tcp and
+        verbs its connections end. On one machine the process of a rank that was stopped is killed,
+        for it may have been stopped within a write. Over MPI between machines nothing can be done.
         """
         while True:
-            self._acknowledge()
+            for rank in self._acknowledge():
+                log.warning("rank %d was stopped; its process was killed: it shared memory", rank)
             states = self._health()
             healthy = [rank for rank, state in enumerate(states) if state == "healthy"]
             self._job.accept(set(range(self.size)).difference(healthy))

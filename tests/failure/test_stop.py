@@ -5,11 +5,11 @@ When a silent rank counts as stopped: tests/native/test_liveness.cpp, on a clock
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _SEIZE, _INTERRUPT, _DETACH, _ALL = 0x4206, 0x4207, 17, 0x40000000  # ptrace(2), waitpid(2)
 
 
-@contextmanager
+@contextlib.contextmanager
 def watch_held(pid: int) -> Iterator[None]:
     """Keep the thread that sends heartbeats from running, as on a machine short of processors."""
     (watch,) = (
@@ -72,9 +72,28 @@ def test_a_rank_that_computes_is_not_stopped(job: Callable[..., Job]) -> None:
     assert (lost["rank"], lost["health"]) == (2, ["healthy", "healthy", "stopped"])
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_a_stopped_rank_was_writing_lands_no_more(
+    job: Callable[..., Job], transport: str
+) -> None:
+    """It is stopped within a long write, and wakes after survivors(), if it lives."""
+    ranks = job("writes_late.py", 3, PGASDL_TRANSPORT=transport, **SETTINGS)
+    ranks.said("written", [0])
+    ranks.signal(2, signal.SIGSTOP)
+    ranks.said("watching", [0, 1])
+    with contextlib.suppress(ProcessLookupError):
+        ranks.signal(2, signal.SIGCONT)
+    assert ranks.ended([2]) == [-signal.SIGKILL if transport == "shm" else 0], ranks.transcript()
+    for rank in (0, 1):
+        ranks.signal(rank, signal.SIGUSR2)
+    for rank in (0, 1):
+        assert ranks.event(rank, "untouched")["same"], ranks.transcript()
+    assert ranks.ended([0, 1]) == [0, 0], ranks.transcript()
+
+
 @pytest.mark.full
 def test_late_rank_finds_itself_fenced_and_corrupts_nothing(job: Callable[..., Job]) -> None:
-    ranks = job("stopped.py", 3, 60.0, **SETTINGS)
+    ranks = job("stopped.py", 3, 60.0, PGASDL_TRANSPORT="tcp", **SETTINGS)
     ranks.said("running")
     ranks.signal(2, signal.SIGSTOP)
     ranks.said("watching", [0, 1])

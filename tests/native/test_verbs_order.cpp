@@ -234,6 +234,35 @@ void held_is_not_done() {
   CHECK(pair->arrived(0, 1));
 }
 
+// Nothing of a rank that the receiver goes on without lands: neither what is under way nor what the
+// rank posts later, even if it connects anew.
+void forgotten() {
+  const auto pair = std::make_unique<Pair>(with(VerbsOrder::kAuto), with(VerbsOrder::kAuto));
+  pair->fill(1);
+  pair->write_notify(kBytes, 0, 1);
+  CHECK(pair->receiver.forget(0));
+  const auto had = pair->target.data;
+  const std::uint32_t flag = pair->target.board[0].load();
+  pair->fill(2);
+  for (int again = 0; again < 2; ++again) {
+    const auto moment = Deadline::in(0.5);
+    while (!moment.passed()) {
+      try {
+        pair->write(kBytes);
+        pair->sender.progress();
+        pair->sender.complete(0);
+      } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::kPeerLost);
+      }
+      pair->sender.service();
+      pair->receiver.service();
+      pair->receiver.progress();
+    }
+    CHECK(pair->target.data == had && pair->arrived(0, flag));
+    pair->sender.reconnect(1);
+  }
+}
+
 decltype(ibv_context_ops::poll_cq) poll_for_real;
 
 // The receiver's next poll finds nothing.
@@ -294,6 +323,7 @@ int main() {
   step("given up", given_up);
   step("broken", broken);
   step("held, not done", held_is_not_done);
+  step("forgotten", forgotten);
   step("told late", told_late);
   step("two queues", by_two_queues);
   std::puts("ok");

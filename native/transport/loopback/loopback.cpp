@@ -333,7 +333,7 @@ void LoopbackTransport::take_over(QueueId queue) {
 
 // Drops what is under way, both ways: the program may use its memory again, and any rank's
 // progress() would deliver what the lost one has sent.
-void LoopbackTransport::forget(Rank peer) {
+bool LoopbackTransport::forget(Rank peer) {
   const auto drop = [](LoopbackWorld::RankState& state, Rank to) {
     const std::lock_guard lock(state.mutex);
     std::erase_if(state.pending, [&](const auto& operation) { return operation.peer == to; });
@@ -341,6 +341,7 @@ void LoopbackTransport::forget(Rank peer) {
   };
   drop(mine(), peer);
   drop(world_->ranks_[static_cast<std::size_t>(peer)], rank_);
+  return false;
 }
 
 }  // namespace pgasdl

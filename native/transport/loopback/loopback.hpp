@@ -117,7 +117,7 @@ class LoopbackTransport final : public Transport {
     return !world_->faults_.immediate() || !world_->faults_.mapped;
   }
   void progress() override;
-  void forget(Rank peer) override;
+  bool forget(Rank peer) override;
   void take_over(QueueId queue) override;
 
  private:

@@ -314,10 +314,11 @@ bool ShmTransport::service() {
   return false;  // the descriptor stays readable while messages are left
 }
 
-void ShmTransport::forget(Rank peer) {
+bool ShmTransport::forget(Rank peer) {
   const std::lock_guard lock(mailbox_mutex_);
   forgotten_[static_cast<std::size_t>(peer)] = true;
   std::erase_if(mailbox_, [&](const auto& kept) { return std::get<Rank>(kept.first) == peer; });
+  return false;
 }
 
 UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Part part,

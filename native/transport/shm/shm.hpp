@@ -42,7 +42,7 @@ class ShmTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId) override { return true; }
-  void forget(Rank peer) override;
+  bool forget(Rank peer) override;
 
  private:
   struct Peer {

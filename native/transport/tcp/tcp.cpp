@@ -311,8 +311,7 @@ std::string TcpTransport::unreached(Rank peer) const {
   return "";
 }
 
-// Nothing that it sends arrives any more, even if it was only stopped.
-void TcpTransport::forget(Rank peer) {
+bool TcpTransport::forget(Rank peer) {
   peers_[static_cast<std::size_t>(peer)].forgotten.store(true, std::memory_order_release);
   lost(peer);
   const std::lock_guard lock(mutex_);
@@ -321,6 +320,7 @@ void TcpTransport::forget(Rank peer) {
     answers->end("the rank is lost");
     answers->retire();  // and waits for who takes its requests now
   }
+  return true;
 }
 
 void TcpTransport::take_over(QueueId queue) {

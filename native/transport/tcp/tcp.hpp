@@ -52,7 +52,7 @@ class TcpTransport final : public Transport {
   void reconnect(Rank peer) override;
   void lost(Rank peer) override;
   std::string unreached(Rank peer) const override;
-  void forget(Rank peer) override;
+  bool forget(Rank peer) override;
   void take_over(QueueId queue) override;
   bool needs_progress() const override { return true; }
   void progress() override;

@@ -201,6 +201,7 @@ bool VerbsConnectionManager::is_ours(const Datagram& datagram) {
 void VerbsConnectionManager::handle(const Message& message) {
   if (!is_ours(message) || message.queue >= queues_.size()) return;
   Peer& peer = peer_at(message.from);
+  if (peer.forgotten) return;
   if (message.count > peer.count) give_up_all(message.from, message.count);
   if (peer.count == kLeft) return;
   if (message.count < peer.count) {
@@ -257,6 +258,18 @@ void VerbsConnectionManager::part(Rank peer) {
   peer_at(peer).parted = true;
   for (const auto& queue : queues_) {
     if (VerbsConnection* connection = queue->find(peer)) connection->part();
+  }
+}
+
+void VerbsConnectionManager::forget(Rank peer) {
+  const std::lock_guard lock(mutex_);
+  peer_at(peer).forgotten = true;
+  for (const auto& queue : queues_) {
+    VerbsConnection* connection = queue->find(peer);
+    if (connection == nullptr) continue;
+    connection->close();
+    connection->break_off(Error(ErrorKind::kPeerLost, text("rank ", peer, " is lost"), peer),
+                          false);
   }
 }
 

@@ -43,6 +43,8 @@ class VerbsConnectionManager {
   void progress();
   bool service();  // the descriptor was readable; true: call it again soon
   void reconnect(Rank peer);
+  // Ends all traffic of connections with `peer`, and makes none ever again.
+  void forget(Rank peer);
   // As in Transport.
   void send_farewell(Rank peer, std::uint64_t word);
   std::uint64_t farewell(Rank peer);
@@ -91,6 +93,7 @@ class VerbsConnectionManager {
   struct Peer {
     bool known = false;
     bool parted = false;
+    bool forgotten = false;
     VerbsPath path;
     std::uint32_t datagrams = 0;  // number of its UD queue pair
     VerbsPtr<ibv_ah> address;

@@ -193,4 +193,11 @@ void VerbsRails::reconnect(Rank peer) {
   for (RailQueue& queue : queues_) queue.drop_faults(peer);
 }
 
+bool VerbsRails::forget(Rank peer) {
+  const Error lost(ErrorKind::kPeerLost, text("rank ", peer, " is lost"), peer);
+  for_each_connection(peer, [&](RailConnection& connection) { connection.fail(lost); });
+  for (const auto& rail : rails_) rail->forget(peer);
+  return true;
+}
+
 }  // namespace pgasdl

@@ -55,6 +55,7 @@ class VerbsRails final : public Transport {
   bool needs_progress() const override { return true; }
   void progress() override;
   void reconnect(Rank peer) override;
+  bool forget(Rank peer) override;
 
   std::size_t n_rails() const { return rails_.size(); }
   VerbsTransport& rail(std::size_t number) { return *rails_[number]; }

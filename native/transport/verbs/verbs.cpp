@@ -233,6 +233,12 @@ void VerbsTransport::collect_retired() {
 
 void VerbsTransport::reconnect(Rank peer) { manager_->reconnect(peer); }
 
+// Its requests may be with its adapter, which does not stop with it.
+bool VerbsTransport::forget(Rank peer) {
+  manager_->forget(peer);
+  return true;
+}
+
 bool VerbsTransport::port_is_up() const { return device_->port_is_up(); }
 
 VerbsFate VerbsTransport::fate(QueueId queue, Rank peer, VerbsPosted& posted) const {

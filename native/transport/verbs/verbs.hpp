@@ -171,6 +171,7 @@ class VerbsTransport final : public Transport {
   bool needs_progress() const override { return true; }
   void progress() override;
   void reconnect(Rank peer) override;
+  bool forget(Rank peer) override;
 
   // --- as one of several rails (rails.hpp)
   using HearNews = std::function<void(Rank from, const VerbsRailNews& news)>;
