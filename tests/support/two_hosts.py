@@ -54,6 +54,17 @@ def ranks(size: int) -> str:
     """
 
 
+def shell(folder: Path) -> Path:
+    """A program in place of ssh, for launchers that a script starts; it exports ``on`` before."""
+    path = folder / "far.sh"
+    path.write_text(
+        '#!/bin/bash\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
+        'node=$1; shift\non "$node" bash -c "$*"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
 def run(
     folder: Path, script: str, timeout: float = 200, *, apart: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:

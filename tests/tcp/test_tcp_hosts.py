@@ -108,13 +108,6 @@ def test_two_agents_of_torchrun(tmp_path: Path) -> None:
     digits.require_same(2, saved)
 
 
-FAR = """#!/bin/bash
-while [ "${1#-}" != "$1" ]; do shift; done
-node=$1; shift
-on "$node" bash -c "$*"
-"""
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(mpiexec.LAUNCHERS))
 def test_mpis_launcher(tmp_path: Path, kind: str) -> None:
@@ -122,11 +115,9 @@ def test_mpis_launcher(tmp_path: Path, kind: str) -> None:
     if why := mpi_rows.missing(kind):
         pytest.skip(why)
     found = mpi_rows.ROWS[kind].found()
-    far, hosts = tmp_path / "far.sh", ["node1:1", "node2:1"]
-    far.write_text(FAR)
-    far.chmod(0o755)
     variables = found.environ() | {"PGASDL_TRANSPORT": "tcp", "PGASDL_STORE": "node1:29500"}
     handed = ["PYTHONPATH", "PATH", "PGASDL_SECRET_FILE", *variables]
+    far, hosts = two_hosts.shell(tmp_path), ["node1:1", "node2:1"]
     line = [*mpi_rows.across(found, hosts, far, "cable", handed), "python3", str(HELLO)]
     script = f"export -f on\n{shlex.join(line)} 2>&1"
     told = two_hosts.succeeded(tmp_path, script, apart=True, **variables)

@@ -1,7 +1,6 @@
-"""A job that MPI starts over two hosts: ``joined.py PARTS ROUTES``, the routes of rank 0.
+"""A job that MPI starts over two hosts: ``joined.py ROUTES``, the routes of rank 0.
 
-Operations between all ranks, as in exact.py, "all" of them or "some", then exchanges of nodes.py;
-rank 0 says how it went.
+Operations between all ranks, as in exact.py, then exchanges of nodes.py; rank 0 says how it went.
 """
 
 from __future__ import annotations
@@ -15,22 +14,24 @@ from mpi4py import MPI
 
 import pgasdl
 
-SOME = (exact.lists, exact.atomics)
-PARTS = {
-    "all": (*SOME, exact.writes_and_notifications, exact.reductions, exact.messages),
-    "some": SOME,
-}
-PLANS = {"all": ("gdraa", "gdraa-nodes", "tree", "halving-doubling"), "some": ("gdraa-nodes",)}
+PARTS = (
+    exact.lists,
+    exact.atomics,
+    exact.writes_and_notifications,
+    exact.reductions,
+    exact.messages,
+)
+PLANS = ("gdraa", "gdraa-nodes", "tree", "halving-doubling")
 
 
-def main(what: str, wanted: str) -> None:
+def main(wanted: str) -> None:
     comm = MPI.COMM_WORLD
     with pgasdl.init(comm=comm) as ctx:
         assert (ctx.rank, ctx.size) == (comm.rank, comm.size)
         assert ctx.launch.local_size == comm.size // 2 == ctx.world.node_size
-        for part in PARTS[what]:
+        for part in PARTS:
             part(ctx)
-        for plan in PLANS[what]:
+        for plan in PLANS:
             for kind in ("average", "update"):
                 nodes.exchange(ctx.world, plan, kind, np.float32)
         # The program can still use MPI itself.
@@ -43,4 +44,4 @@ def main(what: str, wanted: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
