@@ -49,7 +49,7 @@ def test_mixed_routes(tmp_path: Path) -> None:
         tmp_path,
         [
             Job("mixed", EXACT, four, ["01/23"], torchrun=True),
-            Job("forced", EXACT, four, ["01/23", "all"], forced),
+            Job("forced", EXACT, four, ["01/23", "verbs"], forced),
         ],
         loss=0.1,
     )
@@ -58,6 +58,16 @@ def test_mixed_routes(tmp_path: Path) -> None:
     assert_route(stories["mixed"], 3, "shm to ranks [2, 3], verbs to ranks [0, 1]")
     assert_exact(stories["forced"], 4)
     assert_route(stories["forced"], 2, "verbs to all ranks (asked for)")
+
+
+def test_tcp_over_a_bad_network(tmp_path: Path) -> None:
+    """Packets are late, overtake each other, and some are lost."""
+    netem = ["delay", "25ms", "5ms", "reorder", "25%", "50%", "loss", "1%"]
+    env = {"PGASDL_TRANSPORT": "tcp", "PGASDL_STOPPED_AFTER": "15"}
+    job = Job("bad", EXACT, [[0], [1]], ["0/1", "tcp", *netem], env, seconds=200)
+    story = hosts.run(tmp_path, [job])["bad"]
+    assert_exact(story, 2)
+    assert_route(story, 0, "tcp to all ranks (asked for)")
 
 
 def test_patience(tmp_path: Path) -> None:

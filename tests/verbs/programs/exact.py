@@ -1,11 +1,13 @@
 """Every kind of operation between all ranks, each result compared bit for bit.
 
-``exact.py HOSTS [all]``: ``01/23`` stands for ranks 0 and 1 on one host, 2 and 3 on another.
-The transport must be verbs between hosts, and inside a host shm, or verbs if ``all`` is given.
+``exact.py HOSTS [TRANSPORT [NETEM...]]``: ``01/23`` stands for ranks 0 and 1 on one host, 2 and 3
+on another. The transport must be verbs between hosts and shm inside a host, or everywhere
+``TRANSPORT``. Words of tc's netem spoil each host's end of the cable before the start.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -23,11 +25,11 @@ def pattern(sender: int, receiver: int, n: int) -> np.ndarray:
     return np.random.default_rng((sender, receiver, n)).integers(0, 256, n, np.uint8)
 
 
-def check_routes(ctx: Context, hosts: list[str], outside: str) -> None:
+def check_routes(ctx: Context, hosts: list[str], everywhere: str) -> None:
     """Mapped memory inside a host, RDMA between hosts; this rank itself counts as inside."""
     own = next(host for host in hosts if str(ctx.rank) in host)
     for peer in range(ctx.size):
-        wanted = "shm" if str(peer) in own and outside != "all" else "verbs"
+        wanted = everywhere or ("shm" if str(peer) in own else "verbs")
         assert ctx.transport_of(peer) == wanted, (peer, ctx.transport_of(peer), wanted)
 
 
@@ -117,9 +119,12 @@ def messages(ctx: Context) -> None:
         assert (sender, data) == (left, pattern(left, ctx.rank, n).tobytes())
 
 
-def main(hosts: str, outside: str = "others") -> None:
+def main(hosts: str, everywhere: str = "", *netem: str) -> None:
+    if netem:
+        line = ["tc", "qdisc", "replace", "dev", "vec0", "root", "netem", "limit", "10000", *netem]
+        subprocess.run(line, check=True)
     with pgasdl.init() as ctx:
-        check_routes(ctx, hosts.split("/"), outside)
+        check_routes(ctx, hosts.split("/"), everywhere)
         for part in (writes_and_notifications, lists, atomics, reductions, messages):
             part(ctx)
             print(f"{part.__name__} are exact", flush=True)
