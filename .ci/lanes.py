@@ -105,12 +105,15 @@ LANES = (
     folder("plans", without=("test_plans_spin.py",)),
     Lane("spin", f"{LEFT_OUT} tests/plans/test_plans_spin.py", ("tests/plans",), ("spin",)),
     folder("mpi", *MPI),
-    folder("training", without=("test_torch_distributed.py", "test_torch_frameworks.py")),
+    folder(
+        "training",
+        without=("test_torch_distributed.py", "test_torch_frameworks.py", "test_torch_ft.py"),
+    ),
     Lane("torch", f"{LEFT_OUT} tests/training/test_torch_distributed.py", ("tests/training",)),
     Lane(
         "frameworks",
-        "pip install --quiet accelerate lightning"
-        f" && {LEFT_OUT} -q tests/training/test_torch_frameworks.py",
+        "pip install --quiet accelerate lightning torchft-nightly parameterized expecttest"
+        f" && {LEFT_OUT} -q tests/training/test_torch_f*.py",
         ("tests/training",),
     ),
     *(with_torch(*each) for each in TORCH.items()),

@@ -149,7 +149,7 @@ ROOMS = (
     ("runtime.launch",),
     ("runtime.mpi",),
     ("runtime",),
-    ("torch.backend", "jobs"),
+    ("torch.backend", "torch.ft", "jobs"),
     ("loopback", "__init__", "versions"),
     ("tools.chart", "tools.gpus", "tools.text"),
     ("tools.rdma", "tools.network"),

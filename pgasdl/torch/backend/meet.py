@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -129,7 +130,18 @@ def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> Sha
     return shared
 
 
-def _started(store: Any, rank: int, size: int, config: Config) -> Context:
+def meet_apart(store: Any, rank: int, size: int, timeout: timedelta) -> SharedContext:
+    """Make a context for one process group only, beside others of this process. Collective."""
+    seconds = min(timeout.total_seconds(), MOST_SECONDS)
+    config = Config.from_environment(rank=rank, size=size, timeout=seconds)
+    # MASTER_ADDR is that of each part of the job.
+    context = _started(store, rank, size, config, socket.gethostname())
+    return SharedContext(context, range(size), ours=True)
+
+
+def _started(
+    store: Any, rank: int, size: int, config: Config, own_host: str | None = None
+) -> Context:
     if is_by_mpi(config.transport):
         from pgasdl.runtime.mpi.meet import join
 
@@ -142,12 +154,13 @@ def _started(store: Any, rank: int, size: int, config: Config) -> Context:
         return start_joined(config, joined.launch, joined.store, joined.world)
     # A secret and a store that our launcher prepared belong to the program's own context.
     config = dataclasses.replace(config, secret_fd=None, store=None)
-    with _introduced(store, rank, size) as launch:
+    own_host = own_host or os.environ.get("MASTER_ADDR", "")
+    with _introduced(store, rank, size, own_host) as launch:
         return start_joined(config, launch, bootstrap.connect(config, launch), None)
 
 
 @contextmanager
-def _introduced(store: Any, rank: int, size: int) -> Iterator[Launch]:
+def _introduced(store: Any, rank: int, size: int, own_host: str) -> Iterator[Launch]:
     """Find this rank's place on its machine; agree on a name that no other job has.
 
     Once all ranks have started, or this one has failed, its keys go: the next job in the same store
@@ -155,22 +168,23 @@ def _introduced(store: Any, rank: int, size: int) -> Iterator[Launch]:
     """
     mine = {f"pgasdl/host/{rank}": _native.host_identity()}
     if rank == 0:
-        mine["pgasdl/job"] = secrets.token_hex(16)
+        mine |= {"pgasdl/job": secrets.token_hex(16), "pgasdl/master": own_host}
     for key, value in mine.items():
         store.set(key, value)
     try:
         try:
             hosts = [store.get(f"pgasdl/host/{other}") for other in range(size)]
-            job = store.get("pgasdl/job").decode()
+            job, master = (store.get(f"pgasdl/{key}").decode() for key in ("job", "master"))
         except RuntimeError as error:
             raise PgasTimeoutError(
                 f"rank {rank}: not all {size} ranks came to the store: {error}"
             ) from error
         near = [other for other in range(size) if hosts[other] == hosts[rank]]
-        master = os.environ.get("MASTER_ADDR")
         if len(near) < size and not master:
             raise BootstrapError("ranks on several machines: set MASTER_ADDR to rank 0's host")
-        yield Launch("torch", rank, size, near.index(rank), len(near), f"torch:{job}", master)
+        yield Launch(
+            "torch", rank, size, near.index(rank), len(near), f"torch:{job}", master or None
+        )
     finally:
         for key in mine:
             with suppress(RuntimeError):  # the store may be gone
