@@ -52,9 +52,10 @@ class DistributedLinear(nn.Module):
     -----
     Forward and backward are collective: all ranks call them in the same order, with as many samples
     each. Attach pgasdl, or give DistributedDataParallel, the rest of the network alone: this layer
-    exchanges its own gradients. ``clip_grad_norm_`` takes the norm of all parts of a gradient, and
-    so is collective, too. Where memory is mapped, nothing but the inputs' own copy moves; elsewhere
-    inputs that came by in forward are kept for backward, unless they are larger than the weight.
+    exchanges its own gradients. Norms of a gradient, also those of ``clip_grad_norm_``, are of all
+    its parts, and so are collective, too; that of the weight is ``matrix.norm()``. Where memory is
+    mapped, nothing but the inputs' own copy moves; elsewhere inputs that came by in forward are
+    kept for backward, unless they are larger than the weight.
     Matrices lie in the pool (:meth:`pgasdl.Context.pool`), if it has room. dMath and Expresso:
     model parallelism of wide layers, beside data-parallel convolutions.
     """
@@ -115,6 +116,7 @@ def _require(weight: Tensor) -> None:
 
 
 _GRADIENT: Any = Tensor.grad
+_DATA: Any = Tensor.data
 
 
 class _Weight(nn.Parameter):
@@ -126,10 +128,7 @@ class _Weight(nn.Parameter):
     def grad(self) -> Tensor | None:
         """The gradient, of a class that takes the norm over all ranks' parts."""
         found: Tensor | None = _GRADIENT.__get__(self)
-        if found is not None:
-            found = found.as_subclass(_Part)
-            found.matrix = self.matrix
-        return found
+        return None if found is None else _part(found, self.matrix)
 
     @grad.setter
     def grad(self, found: Tensor | None) -> None:
@@ -140,8 +139,16 @@ class _Weight(nn.Parameter):
         _GRADIENT.__delete__(self)
 
 
+_NORMS = frozenset({torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm})
+# They return a part of the same gradient: of whatever is made of it otherwise, nobody knows.
+_ALIKE = frozenset(
+    {torch.clone, torch.detach, Tensor.clone, Tensor.detach, Tensor.double, Tensor.float, Tensor.to}
+    | {_DATA.__get__}
+)
+
+
 class _Part(Tensor):
-    """A rank's part of a gradient; functions that clip get the norm of the whole gradient."""
+    """A rank's part of a gradient, whose norms are those of the whole gradient."""
 
     matrix: Any
 
@@ -155,23 +162,39 @@ class _Part(Tensor):
                 torch.linalg.vector_norm(each, *inputs[1:], **options) for each in inputs[0]
             )
         with torch._C.DisableTorchFunctionSubclass():
-            if (
-                function is torch.linalg.vector_norm
-                and len(inputs) <= 2
-                and options.keys() <= {"ord"}
-            ):
-                return inputs[0]._norm(*inputs[1:], **options)
-            return function(*inputs, **options)
+            if function in _NORMS:
+                return cls._norm(*inputs, **options)
+            found = function(*inputs, **options)
+        matrix = getattr(inputs[0], "matrix", None) if function in _ALIKE and inputs else None
+        return found if matrix is None else _part(found, matrix)
 
-    def _norm(self, ord: float = 2.0) -> Tensor:
-        if ord <= 0:
-            raise ValueError(f"norm {ord} of a gradient that is spread over ranks: above 0")
-        power = ord if ord < math.inf else 1.0
-        mine = float(torch.linalg.vector_norm(self, ord)) ** power if self.numel() else 0.0
-        what = f"norm {ord} of the gradient of {self.matrix.identity}"
-        op = "max" if ord == math.inf else "sum"
-        total = self.matrix.space.reduce(what, np.array([mine]), op)[0]
-        return self.new_tensor(total ** (1 / power)).as_subclass(Tensor)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), self.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain: Any = self.as_subclass(Tensor)  # no other process has the matrix
+        return plain.__reduce_ex__(protocol)
+
+    def _norm(self, p: Any = None, *given: Any, dtype: Any = None, **named: Any) -> Tensor:
+        """Return the norm of all parts. Collective."""
+        order = named.pop("ord", p)
+        order = 2.0 if order in (None, "fro") else order
+        if not (isinstance(order, float | int) and order > 0):
+            raise ValueError(f"norm {order} of a gradient that is spread over ranks: above 0")
+        if not all(each is None or each is False for each in (*given, *named.values())):
+            raise ValueError("a norm of a gradient that is spread over ranks is one number of all")
+        power = order if order < math.inf else 1.0
+        own = torch.linalg.vector_norm(self, order, dtype=dtype) if self.numel() else 0.0
+        what = f"norm {order} of the gradient of {self.matrix.identity}"
+        op = "max" if order == math.inf else "sum"
+        total = self.matrix.space.reduce(what, np.array([float(own) ** power]), op)[0]
+        return self.new_tensor(total ** (1 / power), dtype=dtype or self.dtype).as_subclass(Tensor)
+
+
+def _part(found: Tensor, matrix: Any) -> _Part:
+    part = found.as_subclass(_Part)
+    part.matrix = matrix
+    return part
 
 
 class _Linear(torch.autograd.Function):

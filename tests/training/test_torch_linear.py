@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -197,5 +198,43 @@ def test_gradients_are_clipped_by_the_norm_of_all(options: dict[str, Any]) -> No
             torch.testing.assert_close(found, biases)
             with pytest.raises(ValueError, match="spread over ranks: above 0"):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=-math.inf)
+
+    loopback.run(2, program)
+
+
+NORMS = [
+    torch.norm,
+    torch.linalg.norm,
+    torch.linalg.vector_norm,
+    lambda g: g.norm(),
+    lambda g: g.norm(p=1),
+    lambda g: torch.linalg.norm(g, math.inf, dtype=torch.float64),
+    lambda g: g.data.norm(2),
+    lambda g: g.detach().double().norm(),
+    lambda g: torch.norm(g.clone(), "fro", dim=None),
+    lambda g: copy.deepcopy(g).norm(),
+]
+
+
+def test_every_norm_of_a_gradient_is_of_all_parts() -> None:
+    torch.manual_seed(6)
+    layer, x = nn.Linear(6, 5), torch.randn(3, 6)
+    alone = copy.deepcopy(layer)
+    alone(x).square().sum().backward()
+
+    def program(ctx: Any) -> None:
+        model = DistributedLinear(ctx, layer)
+        model(x).square().sum().backward()
+        gradient = model.weight.grad
+        for norm in NORMS:
+            due, found = norm(alone.weight.grad.view(-1)), norm(gradient)
+            torch.testing.assert_close(found, due)
+            assert type(found) is torch.Tensor
+        assert type(pickle.loads(pickle.dumps(gradient.clone()))) is torch.Tensor
+        for wrong in ({"dim": 0}, {"keepdim": True}, {"dim": 0, "p": 1}):
+            with pytest.raises(ValueError, match="is one number of all"):
+                gradient.norm(**wrong)
+        with pytest.raises(ValueError, match="norm nuc of a gradient"):
+            gradient.norm("nuc")
 
     loopback.run(2, program)
