@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
 
 import pgasdl.matrix as pm
 from pgasdl.context import Context
@@ -51,11 +53,11 @@ class DistributedLinear(nn.Module):
     Notes
     -----
     Forward and backward are collective: all ranks call them in the same order, with as many samples
-    each. Attach pgasdl, or give DistributedDataParallel, the rest of the network alone: this layer
-    exchanges its own gradients. Norms of a gradient, also those of ``clip_grad_norm_``, are of all
-    its parts, and so are collective, too; that of the weight is ``matrix.norm()``. Where memory is
-    mapped, nothing but the inputs' own copy moves; elsewhere inputs that came by in forward are
-    kept for backward, unless they are larger than the weight.
+    each. This layer exchanges its own gradients: attach pgasdl to the rest of the network alone;
+    DistributedDataParallel leaves this layer as it is. Norms of a gradient, also those of
+    ``clip_grad_norm_``, are of all its parts, and so are collective, too; that of the weight is
+    ``matrix.norm()``. Where memory is mapped, nothing but the inputs' own copy moves; elsewhere
+    inputs that came by in forward are kept for backward, unless they are larger than the weight.
     Matrices lie in the pool (:meth:`pgasdl.Context.pool`), if it has room. dMath and Expresso:
     model parallelism of wide layers, beside data-parallel convolutions.
     """
@@ -103,6 +105,27 @@ class DistributedLinear(nn.Module):
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
 
+
+_DDP: Any = DistributedDataParallel
+_wrap = _DDP.__init__
+
+
+@functools.wraps(_wrap)
+def _wrap_others(ddp: Any, module: nn.Module, *given: Any, **named: Any) -> None:
+    """Let DDP ignore these layers: it would give every rank the blocks of rank 0."""
+    found = {
+        each
+        for name, layer in module.named_modules()
+        if isinstance(layer, DistributedLinear)
+        for each, _ in layer.named_parameters(name)
+    }
+    if found:
+        found.update(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        _DDP._set_params_and_buffers_to_ignore_for_model(module, found)
+    _wrap(ddp, module, *given, **named)
+
+
+_DDP.__init__ = _wrap_others
 
 _DTYPES = (torch.float32, torch.float64)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jobs
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -238,3 +241,11 @@ def test_every_norm_of_a_gradient_is_of_all_parts() -> None:
             gradient.norm("nuc")
 
     loopback.run(2, program)
+
+
+def test_distributed_data_parallel_leaves_it_alone(
+    forked: Callable[..., str], tmp_path: Path
+) -> None:
+    """It gave all ranks the block of rank 0."""
+    shown = forked(2, jobs.PROGRAMS / "ddp_linear.py", tmp_path / "store")
+    assert shown.count("is right") == 2
