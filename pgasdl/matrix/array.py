@@ -269,8 +269,12 @@ class DistributedArray(Numbered):
             self.space.pretended.append(self)
 
     def expire(self) -> None:
-        """Let the next use of a replica fill it again."""
+        """Let the next use of this replica, or of this original's replicas, fill them again."""
         self._filled = -1
+        for each in self._seen.values():
+            each.expire()
+        if self._original is None:
+            self.space.kept.drop(self)
 
     @served
     def forget(self) -> None:

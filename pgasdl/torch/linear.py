@@ -39,7 +39,7 @@ class DistributedLinear(nn.Module):
     Attributes
     ----------
     matrix : DistributedMatrix
-        The weight, of ``(out_features, in_features)``.
+        The weight as it is now, of ``(out_features, in_features)``.
     weight : nn.Parameter
         This rank's blocks of it, one after another; the same memory.
     bias : nn.Parameter, optional
@@ -68,8 +68,10 @@ class DistributedLinear(nn.Module):
         super().__init__()
         _require(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.matrix = pm.array(where, linear.weight.detach().numpy(), layout)
-        self.weight = _Weight(torch.from_numpy(self.matrix.flat))
+        self._matrix = pm.array(where, linear.weight.detach().numpy(), layout)
+        self._followed: Any = None  # the weight's memory, and its version there
+        self.weight = _Weight(torch.from_numpy(self._matrix.flat))
+        self.weight.matrix = self._matrix
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,26 +81,32 @@ class DistributedLinear(nn.Module):
                 f"inputs of {x.dtype} {tuple(x.shape)} into a layer of {self.weight.dtype} "
                 f"with {self.in_features} inputs"
             )
-        self._follow()
         inputs = x.reshape(-1, self.in_features)
         apply: Any = _Linear.apply
         found: Tensor = apply(inputs, self.weight, self.bias, self.matrix)
         return found.view(*x.shape[:-1], self.out_features)
 
-    def _follow(self) -> None:
-        """Let the matrix lie where the weight lies: ``double()``, say, gave it new memory."""
-        weight = self.weight.detach()
+    @property
+    def matrix(self) -> Any:
+        """The weight, where it lies now: ``double()``, say, gave it new memory."""
+        weight, matrix = self.weight.detach(), self._matrix
         _require(weight)
-        if weight.numel() != self.matrix.flat.size:
+        if weight.numel() != matrix.flat.size:
             raise BufferRefusedError(
-                f"a weight of {weight.numel()} elements: this rank has {self.matrix.flat.size} of "
-                f"{self.matrix}"
+                f"a weight of {weight.numel()} elements: this rank has {matrix.flat.size} of "
+                f"{matrix}"
             )
-        self.matrix.flat = weight.contiguous().view(-1).numpy()
+        matrix.flat = weight.contiguous().view(-1).numpy()
+        version = None if weight.is_inference() else weight._version
+        now = weight.untyped_storage()._cdata, version
+        if now != self._followed:
+            self._followed = now
+            matrix.expire()
         if type(self.weight) is nn.Parameter:  # load_state_dict(assign=True) brought it
             self.weight.__class__ = _Weight
         if isinstance(self.weight, _Weight):
-            self.weight.matrix = self.matrix
+            self.weight.matrix = matrix
+        return matrix
 
     def extra_repr(self) -> str:
         """Return what ``repr`` shows."""
@@ -146,6 +154,11 @@ class _Weight(nn.Parameter):
     """A rank's part of a weight, whose gradient has the norm of all parts: the same everywhere."""
 
     matrix: Any = None
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        found: Any = super().__deepcopy__(memo)  # type: ignore[no-untyped-call]
+        found.matrix = self.matrix  # until the copied layer sets its own
+        return found
 
     @property
     def grad(self) -> Tensor | None:

@@ -6,10 +6,12 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jobs
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import pgasdl  # noqa: E402
+import pgasdl.matrix  # noqa: E402
 import pgasdl.torch  # noqa: E402
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import DistributedLinear  # noqa: E402
@@ -249,3 +252,56 @@ def test_distributed_data_parallel_leaves_it_alone(
     """It gave all ranks the block of rank 0."""
     shown = forked(2, jobs.PROGRAMS / "ddp_linear.py", tmp_path / "store")
     assert shown.count("is right") == 2
+
+
+@pytest.mark.parametrize("transport", [{}, UNMAPPED], ids=["mapped", "unmapped"])
+def test_the_matrix_is_the_weight_as_it_is_now(transport: dict[str, Any]) -> None:
+    """After a step, loading, assigning and double(), also on a rank that has none of it."""
+    torch.manual_seed(7)
+    layers = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))
+
+    def program(ctx: Any) -> None:
+        pgasdl.matrix.keep(ctx, 1 << 20)
+        if transport:
+            ctx.pool(1 << 20)
+        model = nn.Sequential(*(DistributedLinear(ctx, each) for each in layers))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def look() -> list[Any]:
+            found = []
+            for layer in model:
+                whole = torch.from_numpy(layer.matrix.everywhere().copy())
+                mine = torch.from_numpy(layer.matrix.remap("rows").flat)
+                assert torch.equal(mine, layer.weight.detach())
+                product = layer.matrix @ numpy.eye(layer.in_features, dtype=whole.numpy().dtype)
+                assert torch.equal(torch.from_numpy(numpy.asarray(product)), whole)
+                found.append(whole)
+            return found
+
+        seen = [look()]
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        seen.append(look())
+        model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}, assign=True)
+        seen.append(look())
+        model.double()
+        seen.append(look())
+        for before, after in pairwise(seen[:3]):
+            for one, other in zip(before, after, strict=True):
+                assert (one != other).all()
+        assert seen[3][0].dtype == torch.float64
+        torch.testing.assert_close(seen[3], [each.double() for each in seen[2]], rtol=0, atol=0)
+
+    loopback.run(2, program, **transport)
+
+
+def test_a_copy_that_was_never_used_has_norms() -> None:
+    layer = nn.Linear(4, 6)
+
+    def program(ctx: Any) -> None:
+        model = DistributedLinear(ctx, layer)
+        copied = copy.deepcopy(model)
+        copied.weight.grad = torch.ones_like(copied.weight)
+        assert nn.utils.clip_grad_norm_([copied.weight], 1.0).item() == pytest.approx(24**0.5)
+
+    loopback.run(2, program)
