@@ -17,6 +17,7 @@ from pgasdl.matrix.reductions import reduce
 Shape = tuple[int, ...]
 Function = Callable[..., Any]
 _PART = 1 << 17  # elements
+_OF_BITS = (np.nextafter, np.spacing)  # of float32 they are something else
 
 
 def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None = None) -> Any:
@@ -52,7 +53,7 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     if function is np.power and element.kind == "i":
         _require_powers(inputs[1], shape)
     layout = model.layout if shape == model.shape else _widened(model, shape)
-    operands = [_aligned(each, shape, layout) for each in inputs]
+    operands = [_aligned(each, shape, layout) for each in _weak(function, inputs, element)]
     if result is None:
         result = make(len(shape), model.space, layout, element)
     try:
@@ -142,6 +143,7 @@ def _extent(array: DistributedArray) -> tuple[int, int]:
 def _compute(function: Function, target: Array, operands: Sequence[Any]) -> None:
     """Fill an array: in place, or in parts whose temporary arrays the caches hold."""
     exact = all(as_computed(each) is each for each in (target, *filter(_is_array, operands)))
+    exact = exact or function in _OF_BITS
     if isinstance(function, np.ufunc) and exact:
         function(*operands, out=target)
         return
@@ -168,6 +170,20 @@ def _dtype_of(function: Function, inputs: Sequence[Any]) -> np.dtype[Any]:
 
     found: Array = function(*map(few, inputs))
     return found.dtype
+
+
+def _weak(function: Function, inputs: Sequence[Any], element: np.dtype[Any]) -> Sequence[Any]:
+    """Return operands with Python's numbers in 16 bits, where NumPy has them so."""
+    kinds = [type(x) if type(x) in (int, float) else getattr(x, "dtype", type(x)) for x in inputs]
+    if not {int, float} & {*kinds} or not {*STORED} & {*kinds}:
+        return inputs
+    taken: Any = [element] * len(inputs)
+    if isinstance(function, np.ufunc):
+        taken = function.resolve_dtypes((*kinds, None))
+    return [
+        dtype.type(each) if kind in (int, float) and dtype in STORED else each
+        for each, kind, dtype in zip(inputs, kinds, taken, strict=False)
+    ]
 
 
 def _spread(shape: Shape, over: Shape, only: Shape | None) -> Shape:

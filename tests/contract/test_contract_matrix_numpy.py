@@ -165,6 +165,32 @@ def test_numbers_beside_short_floats_are_not_rounded(ctx: Any) -> None:
     assert found.dtype == np.float64 and np.asarray(found).tolist() == [1.0, 1e30, 1.0]
 
 
+@contract(ranks=2)
+def test_short_floats_meet_numbers_as_in_numpy(ctx: Any) -> None:
+    """A number of Python takes the dtype of the array before it is used."""
+    functions: tuple[Any, ...] = (
+        *(np.add, np.multiply, np.divide, np.power, np.remainder, np.equal, np.less, np.nextafter),
+        *(np.logical_and, np.float_power, lambda a, b: np.where([True, False, True, False], a, b)),
+        *(lambda a, b: np.clip(a, b, None), lambda a, b: np.ldexp(a, 3) - b),
+    )
+    with np.errstate(all="ignore"):
+        for dtype in (np.float16, DTYPES["bfloat16"]):
+            due = np.array([0.1, 1000, 60000, -1 / 3]).astype(dtype)
+            a = pm.array(ctx, due)
+            for value in (0.1, 1e5, 1e-9, 2049, 65520, 3, True, np.float32(0.1), np.float64(1e5)):
+                for function in functions:
+                    for turned in (False, True):
+                        found, wanted = (
+                            function(value, x) if turned else function(x, value) for x in (a, due)
+                        )
+                        case = function, value, turned
+                        assert (case, found.dtype) == (case, wanted.dtype)
+                        assert np.array_equal(found, wanted, equal_nan=True), case
+            a += 0.1
+            due += due.dtype.type(0.1)
+            assert np.array_equal(a, due) and np.array_equal(np.spacing(a), np.spacing(due))
+
+
 @contract(ranks=(2, 3))
 def test_what_one_rank_would_refuse_alone_all_refuse(ctx: Any) -> None:
     n = pm.array(ctx, np.arange(4))
