@@ -12,6 +12,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from pgasdl.errors import LayoutError
 from pgasdl.matrix import elementwise, functions, index, namespace, products, reductions
 from pgasdl.matrix.array import DistributedArray
+from pgasdl.matrix.elements import late
 from pgasdl.matrix.reader import Reader
 from pgasdl.matrix.reductions import Axis
 from pgasdl.matrix.serving import served
@@ -90,6 +91,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         return reductions.variance(self, axis, ddof, keepdims)
 
     @served
+    @late
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return the square root of :meth:`var`."""
         return np.sqrt(self.var(axis, ddof, keepdims))

@@ -20,6 +20,7 @@ from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix import elementwise, functions, making, products, solving
 from pgasdl.matrix.array import DistributedArray
+from pgasdl.matrix.elements import late
 from pgasdl.matrix.serving import served
 from pgasdl.matrix.space import Space
 
@@ -158,6 +159,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @served
+@late
 def call(group: str, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function of the tables; served, so that workers call it, too."""
     return (LINALG if group == "linalg" else FUNCTIONS)[name](*inputs, **options)

@@ -11,7 +11,7 @@ from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.choice import STATIONARY, single
-from pgasdl.matrix.elements import STORED, Array, as_computed
+from pgasdl.matrix.elements import STORED, Array, as_computed, late
 from pgasdl.matrix.elementwise import require_room
 from pgasdl.matrix.index import put
 from pgasdl.matrix.layout import Block, Layout
@@ -23,6 +23,7 @@ from pgasdl.matrix.space import Space
 
 
 @served
+@late
 def matmul(
     left: Any,
     right: Any,
@@ -96,6 +97,7 @@ def matmul(
     return over_axis(matrix, axis, "sum", part, result)
 
 
+@late
 def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
     """Return a product, or put it into ``out``: ``a @= b``."""
     if out is None:

@@ -15,7 +15,7 @@ from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make
-from pgasdl.matrix.elements import Array, as_computed, computed, core_dtype
+from pgasdl.matrix.elements import Array, as_computed, computed, core_dtype, late
 from pgasdl.matrix.layout import Block, Layout, rows
 from pgasdl.matrix.space import UFUNCS
 
@@ -25,6 +25,7 @@ Axis = int | tuple[int, ...] | None
 Moments = tuple[int, float, float]
 
 
+@late
 def reduce(
     array: DistributedArray,
     op: str,
@@ -193,6 +194,7 @@ def _identity(op: str, dtype: np.dtype[Any]) -> Any:
     return dtype.type(-math.inf if low else math.inf)
 
 
+@late
 def mean(array: DistributedArray, axis: Axis, keepdims: bool) -> Any:
     """Return the mean, or the means over an axis: added up in float32 at least, as by NumPy."""
     element = _real(array.dtype)
@@ -203,6 +205,7 @@ def mean(array: DistributedArray, axis: Axis, keepdims: bool) -> Any:
     return (total / (array.size if over is None else array.shape[over])).astype(element)
 
 
+@late
 def variance(array: DistributedArray, axis: Axis, correction: float, keepdims: bool) -> Any:
     """Return the variance, or the variances over an axis, as ``numpy.var``."""
     element = _real(array.dtype)
@@ -220,6 +223,7 @@ def variance(array: DistributedArray, axis: Axis, correction: float, keepdims: b
     return (reduce(away, "sum", axis, keepdims) / max(n - correction, 0)).astype(element)
 
 
+@late
 def place(array: DistributedArray, op: str, axis: int | None, keepdims: bool) -> Any:
     """Return where the first maximum or minimum is, as ``numpy.argmax``; the first nan is both."""
     over = None if axis is None else _axis(array, operator.index(axis))
@@ -241,6 +245,7 @@ def place(array: DistributedArray, op: str, axis: int | None, keepdims: bool) ->
     return _alone(array, total, keepdims)
 
 
+@late
 def norm(array: DistributedArray, axis: Axis = None) -> Any:
     """Return the Frobenius or Euclidean norm, or those over an axis: added up in float64."""
     exact, over = np.dtype(np.float64), _axis(array, axis)
@@ -257,6 +262,7 @@ def norm(array: DistributedArray, axis: Axis = None) -> Any:
     return total.astype(computed(array.dtype)) if array.dtype.kind not in "iub" else total
 
 
+@late
 def softmax(array: DistributedArray) -> Any:
     """Return the softmax of each row. Where rows are cut, it is made by rows, and moved back."""
     layout = array.layout

@@ -13,6 +13,7 @@ import pytest
 from contract_harness import contract
 
 import pgasdl.matrix as pm
+from pgasdl import loopback
 from pgasdl.errors import LayoutError, MismatchError, PgasTimeoutError
 
 
@@ -36,6 +37,50 @@ def test_a_rank_whose_change_failed_stays_in_step(ctx: Any) -> None:
     assert caught == ctx.rank
     assert whole(first)[:2] == whole(a)[:2] == [1, 2]
     assert [whole(each) for each in (x, y, z)] == [[10] * 4, [20] * 4, [30] * 4]
+
+
+SHARES: tuple[Any, ...] = (
+    *(lambda a: a.sum(1), lambda a: a.prod(), lambda a: a.prod(0), lambda a: a.std(1)),
+    *(lambda a: a.mean(1), lambda a: a @ a, lambda a: a[0] @ a, lambda a: a.T @ a),
+    lambda a: a.__array_namespace__().linalg.vecdot(a, a),
+    lambda a: pm.matmul(a, a, layout="columns", stationary="a"),
+)
+
+
+@contract(ranks=2)
+def test_a_rank_whose_sum_overflows_does_its_share_first(ctx: Any) -> None:
+    """Rank 0 alone has large numbers; it raises what it asked for, and both stay in step."""
+    values = np.ones((8, 8), np.float32)
+    values[:2] = 3e38
+    a = pm.array(ctx, values)
+    for number, share in enumerate(SHARES):
+        with np.errstate(all="ignore"):
+            due = share(a)
+        found = None
+        try:
+            with np.errstate(over="raise"):
+                found = share(a)
+        except FloatingPointError:
+            pass
+        assert found is None or ctx.rank, number
+        assert found is None or np.array_equal(getattr(found, "flat", 0), getattr(due, "flat", 0))
+        told = ctx.world.allgather("numbers of matrices", str(a.copy().number).encode())
+        assert len({*told}) == 1, number
+        ctx.barrier()
+
+
+def test_what_overflows_is_warned_of_once() -> None:
+    def program(ctx: Any) -> None:
+        a = pm.full(ctx, (4, 4), 3e38)
+        with pytest.warns(RuntimeWarning, match="overflow encountered in blocks") as found:
+            a.std(1)
+        assert len(found) == 1
+        seen: list[str] = []
+        with np.errstate(all="call", call=lambda kind, _: seen.append(kind)):
+            a.prod()
+        assert seen == ["overflow"]
+
+    loopback.run(1, program)
 
 
 def changed(rank: int, a: Any) -> Any:
