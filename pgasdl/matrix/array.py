@@ -223,8 +223,8 @@ class DistributedArray(Numbered):
 
         Meanwhile ranks compute; nobody changes it. Blocks in the pool move meanwhile: a thread
         copies them where memory is mapped, else they are read. Blocks outside the pool, or of
-        another dtype that are to be read, move in ``wait()``. Parameters and errors as for
-        :meth:`remap`.
+        another dtype that are to be read, move in ``wait()``. One that nobody waits for keeps its
+        memory until the next one begins. Parameters and errors as for :meth:`remap`.
 
         Notes
         -----

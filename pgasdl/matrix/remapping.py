@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from threading import Thread
 from typing import Any
 
@@ -13,6 +14,64 @@ from pgasdl.matrix.serving import Numbered, served
 from pgasdl.matrix.space import Space, require_converted
 
 
+class _Moving:
+    """Blocks under way. Their memory stays until all ranks have theirs, also if nobody waits."""
+
+    def __init__(self, handle: RemapHandle, array: Any, result: Any) -> None:
+        self._handle, self._array, self._result = weakref.ref(handle), array, result
+        self._space: Space = array.space
+        self._thread: Thread | None = None
+        self._error: Exception | None = None  # of the thread
+
+    def begin(self, homes: Homes, pieces: Pieces) -> None:
+        """Begin to fetch them: by a thread, or by reads."""
+        if self._space.group.mapped:
+            self._thread = Thread(target=self._copy, args=(homes, pieces), daemon=True)
+            self._thread.start()
+        else:
+            homes.fetch(pieces, self._result.flat, self._space.queue)
+
+    def _copy(self, homes: Homes, pieces: Pieces) -> None:
+        try:
+            with self._space.during("move"):
+                homes.fetch(pieces, self._result.flat)
+        except Exception as error:
+            self._error = error
+
+    def arrive(self, what: str, seconds: float) -> None:
+        """Wait until they are here."""
+        if self._thread is None:
+            self._space.context.wait(self._space.queue, timeout=seconds)
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise PgasTimeoutError(f"the {what} takes longer than {seconds:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def is_over(self) -> bool:
+        """Whether they are here, and nobody can wait for them any more."""
+        if self._handle() is not None:
+            return False
+        try:
+            if self._thread is None:
+                self._space.context.wait(self._space.queue, timeout=0)
+        except PgasTimeoutError:
+            return False
+        return self._thread is None or not self._thread.is_alive()
+
+
+def _let_go(space: Space, seconds: float) -> None:
+    """Free the memory of remaps that are over on all ranks. Collective."""
+    if not space.remaps:
+        return
+    over = " ".join(str(n) for n, each in enumerate(space.remaps) if each.is_over())
+    what = f"{len(space.remaps)} remaps under way"
+    told = space.group.allgather(what, over.encode(), seconds)
+    ended = set.intersection(*({*map(int, each.split())} for each in told))
+    space.remaps = [each for n, each in enumerate(space.remaps) if n not in ended]
+
+
 class RemapHandle(Numbered):
     """A remap under way, made by :meth:`DistributedMatrix.remap_async`."""
 
@@ -20,9 +79,8 @@ class RemapHandle(Numbered):
         self.space: Space = array.space
         self._array, self._version, self._what = array, array.version, what
         self._result: Any = result
-        self._thread: Thread | None = None
-        self._error: Exception | None = None  # of the thread
-        self._moving, self._taken = False, False
+        self._moving: _Moving | None = None
+        self._taken = False
 
     def begin(self, seconds: float) -> None:
         """Learn where the blocks lie, and begin to fetch them. Collective."""
@@ -36,13 +94,11 @@ class RemapHandle(Numbered):
             return
         layouts = self._array.layout, self._result.layout
         pieces = pieces_between(*layouts, space.rank, space.group.size)
-        space.remaps.append(self)  # peers read its blocks, and it reads theirs, until wait()
-        self._moving = True
-        if mapped:
-            self._thread = Thread(target=self._copy, args=(homes[0], pieces), daemon=True)
-            self._thread.start()
-        else:
-            homes[0].fetch(pieces, taken, space.queue)
+        self._moving = _Moving(self, self._array, self._result)
+        space.remaps.append(
+            self._moving
+        )  # peers read its blocks, and it reads theirs, until wait()
+        self._moving.begin(homes[0], pieces)
 
     @served
     def wait(self) -> Any:
@@ -60,13 +116,14 @@ class RemapHandle(Numbered):
             return self._result
         if space.told is None:
             with space.steps(f"the end of a {self._what}") as steps:
-                if self._moving:
+                moving = self._moving
+                if moving is not None:
                     with space.during("wait"):
-                        steps(lambda: self._arrive(steps.left))
+                        steps(lambda: moving.arrive(self._what, steps.left))
                         end = f"the end of a {self._what}"
                         steps(lambda: space.group.allgather(end, b"", steps.left))
-                    space.remaps.remove(self)
-                    self._moving = False
+                    space.remaps.remove(moving)
+                    self._moving = None
                 else:
                     self._require_same()
                     space.move(self._array, self._result.layout, self._result.flat)
@@ -74,23 +131,6 @@ class RemapHandle(Numbered):
             self._result.take_number()
         self._taken = True
         return self._result
-
-    def _copy(self, homes: Homes, pieces: Pieces) -> None:
-        try:
-            with self.space.during("move"):
-                homes.fetch(pieces, self._result.flat)
-        except Exception as error:
-            self._error = error
-
-    def _arrive(self, seconds: float) -> None:
-        if self._thread is None:
-            self.space.context.wait(self.space.queue, timeout=seconds)
-            return
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            raise PgasTimeoutError(f"the {self._what} takes longer than {seconds:g} s")
-        if self._error is not None:
-            raise self._error
 
     def _require_same(self) -> None:
         if self._array.version != self._version:
@@ -103,6 +143,8 @@ def begin_remap(array: Any, wanted: Layout, dtype: Any) -> RemapHandle:
     require_converted(array.dtype, dtype)
     what = f"remap of {array.identity} to {wanted.identity}, {dtype}, meanwhile"
     with space.steps(what) as steps:
+        if space.told is None:
+            steps(lambda: _let_go(space, steps.left))
         result = type(array)(space, wanted, dtype, numbered=False)
         handle = steps(lambda: RemapHandle(array, result, what))  # or that of a call that timed out
         if space.told is not None:

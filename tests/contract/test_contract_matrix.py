@@ -279,6 +279,23 @@ def test_a_remap_goes_on_while_ranks_compute(ctx: Any) -> None:
 
 
 @contract(ranks=(2, 3))
+def test_a_remap_that_nobody_waits_for_gives_its_memory_back(ctx: Any) -> None:
+    """The next one frees it, on all ranks, once all of them have dropped it."""
+    ctx.pool(1 << 20)
+    a = pm.standard_normal(ctx, (300, 200), 1)  # 80 to 120 kB on a rank, as is what it becomes
+    kept = a.remap_async("grid")
+    held = None
+    for _ in range(60):
+        begun = a.remap_async("columns")
+        held = begun if ctx.rank == 0 else None  # longer than by the other ranks
+    last, begun = a.remap_async("columns"), None
+    same(kept.wait(), np.asarray(a))
+    same(last.wait(), np.asarray(a))
+    assert pm.empty(ctx, (300, 200)).reader() is not None  # the pool has room
+    del held, begun
+
+
+@contract(ranks=(2, 3))
 def test_a_steady_loop_registers_nothing(ctx: Any) -> None:
     ctx.pool(1 << 18)
     a, w = pm.standard_normal(ctx, (64, 32), 1), pm.standard_normal(ctx, 32, 2)
