@@ -91,39 +91,65 @@ def put(array: DistributedArray, key: Any, value: Any) -> None:
     if isinstance(value, DistributedArray):
         require_same_space(array, value)
         value = np.asarray(value)
-    masks = isinstance(key, DistributedArray) and key.dtype == bool and key.shape == array.shape
-    if masks and np.ndim(value) == 0:
+    known = isinstance(key, DistributedArray | np.ndarray)
+    if known and key.dtype == bool and key.shape == array.shape and np.ndim(value) == 0:
         value = np.asarray(value, array.dtype)
-        array.flat[key.replica(array.layout).flat] = value
+        if isinstance(key, DistributedArray):
+            array.flat[key.replica(array.layout).flat] = value
+        else:
+            for block, mine in array.blocks():
+                mine[key.reshape(array.layout.shape)[block.where]] = value
         array.changed()
         return
     key = _plain(array, key)
-    if _chosen(key) or _covered(array, key)[1] is not None:
+    if _chosen(key):
         _put_chosen(array, key, value)
         return
-    ranges, single = ranges_of(array, key)
-    (top, bottom), (left, right) = ranges
-    whole = _spread(np.asarray(value, array.dtype), (bottom - top, right - left), single)
+    keys = _full(array, key) + [0] * (2 - array.ndim)
+    rows, columns = map(_places, keys, array.layout.shape)
+    single = not isinstance(keys[0], slice), not isinstance(keys[1], slice)
+    whole = _spread(np.asarray(value, array.dtype), (len(rows), len(columns)), single)
     for block, mine in array.blocks():
-        rows = max(top, block.row), min(bottom, block.row + block.rows)
-        columns = max(left, block.column), min(right, block.column + block.columns)
-        if rows[0] < rows[1] and columns[0] < columns[1]:
-            here = mine[_less(rows, block.row), _less(columns, block.column)]
-            here[...] = whole[_less(rows, top), _less(columns, left)]
+        down = _within(rows, block.row, block.rows)
+        right = _within(columns, block.column, block.columns)
+        if down and right:
+            mine[down[0], right[0]] = whole[down[1], right[1]]
     array.changed()
 
 
 def _put_chosen(array: DistributedArray, key: Any, value: Any) -> None:
-    """Set what a mask, a list or a step chooses: every rank finds all places, and sets its own."""
+    """Set what a mask or a list chooses: every rank finds all places, and sets its own."""
     chosen = np.shape(_require(array, key))
-    values = np.ravel(_fitting(np.asarray(value, array.dtype), chosen))
-    places = np.ravel(np.arange(array.size).reshape(array.shape)[key])
-    rows, columns = np.divmod(places, max(1, array.layout.shape[1]))
+    values = _fitting(np.asarray(value, array.dtype), chosen)
+    height, width = whole = array.layout.shape
+    short = np.min_scalar_type(max(whole))  # these are all that takes memory for others' elements
+    rows, columns = (
+        np.asarray(np.broadcast_to(each.astype(short), whole).reshape(array.shape)[key])
+        for each in np.ogrid[:height, :width]
+    )
     for block, mine in array.blocks():
-        row, column = rows - block.row, columns - block.column
-        here = (row >= 0) & (row < block.rows) & (column >= 0) & (column < block.columns)
-        mine[row[here], column[here]] = values[here]
+        here = (rows >= block.row) & (rows < block.row + block.rows)
+        here &= (columns >= block.column) & (columns < block.column + block.columns)
+        mine[rows[here] - block.row, columns[here] - block.column] = values[here]
     array.changed()
+
+
+def _places(key: Any, n: int) -> range:
+    """Return which of ``n`` rows or columns are meant."""
+    return range(n)[key] if isinstance(key, slice) else range(*_range(key, n)[:2])
+
+
+def _within(places: range, begin: int, length: int) -> tuple[slice, slice] | None:
+    """Return where places lie in a part, and which of them do; None: none."""
+    turn = 1 if places.step > 0 else -1
+    rising = places[::turn]
+    edges = (-((rising.start - edge) // rising.step) for edge in (begin, begin + length))
+    first, last = (min(max(0, each), len(rising)) for each in edges)
+    if first == last:
+        return None
+    here, which = rising[first:last], range(len(rising))[::turn][first:last]
+    stop = None if which.stop < 0 else which.stop
+    return slice(here[0] - begin, here[-1] - begin + 1, here.step), slice(which[0], stop, turn)
 
 
 def _spread(given: Array, shape: tuple[int, int], single: tuple[bool, bool]) -> Array:
@@ -139,10 +165,6 @@ def _fitting(given: Array, shape: tuple[int, ...]) -> Array:
         return np.broadcast_to(given, shape)
     except ValueError:
         raise LayoutError(f"a value of shape {given.shape} for elements of shape {shape}") from None
-
-
-def _less(limits: tuple[int, int], by: int) -> slice:
-    return slice(limits[0] - by, limits[1] - by)
 
 
 def ranges_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from contract_harness import contract
 
 import pgasdl.matrix as pm
+from pgasdl import loopback
 from pgasdl.buffers import DTYPES
 from pgasdl.errors import BufferRefusedError, LayoutError, PlanError
 
@@ -82,6 +84,46 @@ def test_what_works_as_in_numpy(ctx: Any) -> None:
         assert isinstance(here[0].sum(1, keepdims=True), pm.DistributedMatrix)
         assert np.clip(here[0], min=0, out=here[1]) is here[1]
         assert np.array_equal(np.asarray(here[1]), np.clip(due[0], min=0))
+
+
+@contract(ranks=(2, 3))
+def test_steps_set_what_they_set_in_numpy(ctx: Any) -> None:
+    dice = np.random.default_rng(3)
+    for number in range(200):
+        shape = ((7, 9), (13, 4), (11,), (1, 5))[number % 4]
+        due = dice.standard_normal(shape).astype(np.float32)
+        a = pm.array(ctx, due, LAYOUTS[number % 5])
+        ends = dice.integers(-15, 15, (2, 2)).tolist()
+        key = tuple(
+            [slice(*end, step), slice(None, None, step), n // 2][dice.integers(0, 3)]
+            for n, end, step in zip(
+                shape, ends, dice.choice([-3, -2, -1, 1, 2, 5], 2), strict=False
+            )
+        )
+        value = dice.standard_normal(due[key].shape).astype(np.float32)
+        a[key] = due[key] = value
+        assert np.array_equal(a, due), (key, shape)
+
+
+def test_setting_takes_memory_for_what_is_set() -> None:
+    """Much less than a place of 8 bytes for each element of the matrix."""
+    mask = np.random.default_rng(1).random((512, 1024)) < 0.5
+
+    def program(ctx: Any) -> None:
+        a = pm.zeros(ctx, mask.shape)
+        keys: tuple[tuple[Any, float], ...] = (
+            *((np.s_[::2], 0.1), (np.s_[::-3, 1::2], 0.1), (mask, 0.1), ([1, 5], 0.5)),
+            *((mask[:, 0], 12), (np.s_[:, mask[0]], 12)),
+        )
+        for key, due in keys:
+            tracemalloc.start()
+            a[key] = 3
+            taken = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert taken < due * a.size, key
+            assert (np.asarray(a)[key] == 3).all()
+
+    loopback.run(1, program)
 
 
 @contract(ranks=2)
