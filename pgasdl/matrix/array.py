@@ -74,8 +74,11 @@ class DistributedArray(Numbered):
     def take_number(self) -> None:
         """Take the next number, the same on all ranks if they are in step.
 
-        Once it is made: a call that is repeated after a timeout takes one.
+        Once it is made: a call that is repeated after a timeout takes one. What is explained has
+        none, as one rank may ask alone.
         """
+        if self.space.told is not None:
+            return
         self.space.n_arrays += 1
         self._number = self.space.n_arrays
 
@@ -174,7 +177,7 @@ class DistributedArray(Numbered):
 
     def require_original(self) -> None:
         """Raise LayoutError for a replica, which only its original changes, and in explain()."""
-        if self.space.told is not None:
+        if self._number and self.space.told is not None:  # it was there before
             raise LayoutError("what is explained cannot be in place: it is not done")
         if self._original is not None:
             raise LayoutError("a replica is not changed, but its original: or take a copy()")
@@ -263,10 +266,14 @@ class DistributedArray(Numbered):
         original = self._original()
         if original is None:
             raise LayoutError("a replica is out of date, and its original is gone: take a copy()")
+        told = self.space.told
+        if told is not None and any(each is self for each in told.filled):
+            return
         original.space.move(original, self.layout, self._flat)
-        self._filled = self._changes[0]
-        if self.space.told is not None:
-            self.space.pretended.append(self)
+        if told is None:
+            self._filled = self._changes[0]
+        else:
+            told.filled.append(self)
 
     def expire(self) -> None:
         """Let the next use of this replica, or of this original's replicas, fill them again."""

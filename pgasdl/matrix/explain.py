@@ -70,6 +70,8 @@ class Explanation:
     mapped: bool
     model: Model
     movements: list[Movement] = field(default_factory=list)
+    # Replicas that would have been filled.
+    filled: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:

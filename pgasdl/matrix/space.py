@@ -5,9 +5,11 @@ from __future__ import annotations
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,6 +38,8 @@ _LEAST_LOADED = 1 << 20
 # Bytes of all ranks' arrays that each gets, and reduces itself: in one step, with the agreement.
 _MOST_GATHERED = 16 << 10
 UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+# By space. Of this thread alone: others go on.
+_TOLD: ContextVar[Mapping[Space, Explanation]] = ContextVar("told", default=MappingProxyType({}))
 
 
 class Span(NamedTuple):
@@ -64,13 +68,10 @@ class Space:
 
     def __init__(self, context: Context, group: Group) -> None:
         self.context, self.group, self.rank = context, group, group.rank
-        # Where it is noted what would move, while nothing does; and what this rank does.
-        self.told: Explanation | None = None
+        # What this rank does, if anybody wants to know it.
         self.spans: list[Span] | None = None
         self.n_arrays, self.spare, self.kept = 0, Spare(), Kept()
         self.namespace: Any = None  # of the array API, once somebody has asked for it
-        # Replicas that would have been filled, had their elements not been explained only.
-        self.pretended: list[Any] = []
         self.remaps: list[Any] = []  # under way: their memory stays until they have ended
         segments, size = context.segments, group.size
         flags, nbytes = notifications(group), inbox_bytes(group)
@@ -87,10 +88,16 @@ class Space:
         return self.context.queue_create()
 
     @property
+    def told(self) -> Explanation | None:
+        """Where it is noted what would move, while nothing does in this thread; None: it moves."""
+        return _TOLD.get().get(self)
+
+    @property
     def model(self) -> Model:
         """The machine that times are predicted for."""
-        if self.told is not None:
-            return self.told.model
+        told = self.told
+        if told is not None:
+            return told.model
         return MAPPED if self.group.mapped else NETWORK
 
     def layout(self, shape: Shape, wanted: Layout | str) -> Layout:
@@ -116,8 +123,9 @@ class Space:
         """
         source, given = array.layout, array.flat
         require_converted(given.dtype, taken.dtype)
-        if self.told is not None:
-            self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
+        told = self.told
+        if told is not None:
+            told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
             return
         what = f"remap of {array.identity} to {target.identity}, {taken.dtype}, at {at}"
         large = target.size * given.itemsize >= _LEAST_LOADED
@@ -191,8 +199,9 @@ class Space:
 
     def gather(self, what: str, *numbers: float) -> list[tuple[float, ...]]:
         """Return every rank's numbers. Collective; ``what``: as :meth:`reduce`."""
-        if self.told is not None:
-            self.told.note_reduction(np.array(numbers))
+        told = self.told
+        if told is not None:
+            told.note_reduction(np.array(numbers))
             return [numbers]
         form = f"{len(numbers)}d"
         all_ranks = self.group.allgather(what, struct.pack(form, *numbers))
@@ -203,8 +212,9 @@ class Space:
 
         All ranks must agree on ``what``. A long array may hold the result.
         """
-        if self.told is not None:
-            self.told.note_reduction(array)
+        told = self.told
+        if told is not None:
+            told.note_reduction(array)
             return array
         small = array.nbytes * self.group.size <= _MOST_GATHERED
         if array.size == 1 or small or op == "prod":  # which collectives do not have
@@ -314,7 +324,8 @@ def explain(
     where : Context or Group
         Of the matrices.
     expression : Callable[[], object]
-        Without in-place forms: ``lambda: np.tanh(a + b).sum(0)``. Its result is meaningless.
+        It changes no matrix but those that it makes: ``lambda: np.tanh(a + b).sum(0)``. Its result
+        is meaningless.
     model : Model, optional
         The machine that times are predicted for; None: the order of magnitude of memory or, where
         ranks do not map each other's memory, of a network of 80 Gbit/s.
@@ -331,12 +342,10 @@ def explain(
     """
     space = space_of(where)
     told = Explanation(space.group.size, space.group.mapped, model or space.model)
-    space.told, n_arrays = told, space.n_arrays
+    before = _TOLD.set({**_TOLD.get(), space: told})
     try:
         with quiet(space.context):
             expression()
     finally:
-        space.told, space.n_arrays = None, n_arrays  # one rank may ask alone
-        while space.pretended:
-            space.pretended.pop().expire()
+        _TOLD.reset(before)
     return told

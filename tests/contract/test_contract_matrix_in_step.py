@@ -147,6 +147,42 @@ def test_one_rank_alone_may_ask_what_would_move(ctx: Any) -> None:
     assert (np.asarray(a + b) == 3).all()
 
 
+@contract(ranks=2)
+def test_what_is_explained_may_make_matrices_and_change_those(ctx: Any) -> None:
+    a = pm.full(ctx, (4, 4), 1, "columns")
+
+    def expression() -> Any:
+        b = pm.zeros(ctx, (4, 4)) + pm.eye(ctx, 4) + pm.array(ctx, np.ones((4, 4)))
+        b += a
+        b[0] = 1
+        return b @ b
+
+    if ctx.rank:
+        assert "columns of 4 x 4" in str(pm.explain(ctx, expression))
+        with pytest.raises(LayoutError, match="in place"):
+            pm.explain(ctx, lambda: a.__setitem__(0, 1))
+    assert whole(a + pm.zeros(ctx, (4, 4))) == [[1] * 4] * 4
+
+
+@contract(ranks=2)
+def test_what_is_explained_is_done_by_other_threads(ctx: Any) -> None:
+    a = pm.full(ctx, (4, 4), 1)
+    replica = a.replica("columns")
+    a += 1
+    found: list[Any] = []
+
+    def expression() -> Any:
+        replica + 1
+        thread = threading.Thread(target=lambda: found.append((a.copy().number, whole(replica))))
+        thread.start()
+        thread.join()
+        return replica + a
+
+    told = pm.explain(ctx, expression)
+    assert found[0][1] == [[2] * 4] * 4
+    assert a.copy().number > found[0][0] and len(told.movements) == 1
+
+
 @contract(ranks=(2, 3))
 def test_replicas_follow_their_original(ctx: Any) -> None:
     a = pm.zeros(ctx, (4, 6))
