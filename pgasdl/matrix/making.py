@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pgasdl.context import Context
 
 _Shape = int | tuple[int, ...]
-_TILE = 64  # random numbers are drawn in tiles of so many rows and columns
+# Random numbers are drawn in tiles of so many rows and columns, of matrices and of vectors.
+_TILES = {2: (64, 64), 1: (4096, 1)}
 
 
 @served
@@ -249,16 +250,17 @@ def _drawn(
     draw: Callable[[np.random.Generator, int], Array],
 ) -> Any:
     made = empty(where, shape, layout, dtype)
+    height, width = _TILES[made.ndim]
     for block, mine in made.blocks():
         bottom, right = block.row + block.rows, block.column + block.columns
-        for row in range(block.row // _TILE, -(-bottom // _TILE)):
-            for column in range(block.column // _TILE, -(-right // _TILE)):
+        for row in range(block.row // height, -(-bottom // height)):
+            for column in range(block.column // width, -(-right // width)):
                 dice = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, row, column]))
-                tile = draw(dice, _TILE * _TILE).reshape(_TILE, _TILE)
-                top, left = max(block.row, row * _TILE), max(block.column, column * _TILE)
+                tile = draw(dice, height * width).reshape(height, width)
+                top, left = max(block.row, row * height), max(block.column, column * width)
                 part = tile[
-                    top - row * _TILE : bottom - row * _TILE,
-                    left - column * _TILE : right - column * _TILE,
+                    top - row * height : bottom - row * height,
+                    left - column * width : right - column * width,
                 ]
                 into = mine[top - block.row :, left - block.column :]
                 into[: part.shape[0], : part.shape[1]] = part

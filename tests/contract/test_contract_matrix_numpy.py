@@ -157,6 +157,25 @@ def test_random_numbers_are_below_1(ctx: Any) -> None:
         assert (a % step == 0).all() and abs(a.mean() - 0.5) < 0.01
 
 
+def test_a_vector_draws_about_as_many_numbers_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    philox = np.random.Philox
+    monkeypatch.setattr(np.random, "Philox", lambda **given: made.append(given) or philox(**given))
+
+    def drawn(n: int, ranks: int, layout: str = "rows") -> list[Any]:
+        return loopback.run(ranks, lambda ctx: whole(pm.standard_normal(ctx, n, 1, layout)))
+
+    def whole(array: Any) -> list[Any]:
+        found: list[Any] = np.asarray(array).tolist()
+        return found
+
+    (vector,) = drawn(10_000, 1)
+    assert len(made) == 3
+    for layout in ("rows", "columns", "cyclic", "replicated"):
+        assert drawn(10_000, 3, layout) == [vector] * 3
+    assert drawn(5000, 2) == [vector[:5000]] * 2
+
+
 @contract(ranks=2)
 def test_what_is_refused_says_why(ctx: Any) -> None:
     a, v, n = pm.zeros(ctx, (4, 4)), pm.zeros(ctx, 4), pm.zeros(ctx, 4, dtype=np.int32)
