@@ -95,9 +95,8 @@ class RemapHandle(Numbered):
         layouts = self._array.layout, self._result.layout
         pieces = pieces_between(*layouts, space.rank, space.group.size)
         self._moving = _Moving(self, self._array, self._result)
-        space.remaps.append(
-            self._moving
-        )  # peers read its blocks, and it reads theirs, until wait()
+        # Peers read its blocks, and it reads theirs, until wait().
+        space.remaps.append(self._moving)
         self._moving.begin(homes[0], pieces)
 
     @served
