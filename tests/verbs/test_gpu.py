@@ -14,7 +14,7 @@ from hosts import Job
 from support import fake_driver
 from support.places import INSTALLED, TESTS
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]  # guests are slow
 
 PROGRAMS = TESTS / "gpu" / "programs"
 ROOM = 6 << 30  # bytes: what is registered is there, page by page
