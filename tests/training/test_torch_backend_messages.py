@@ -112,6 +112,33 @@ def test_a_wait_that_an_exception_ends_swallows_no_message(
     assert over() is None
 
 
+@pytest.mark.parametrize("late", [0, 2])
+@ranks(3)
+def test_a_monitored_barrier_that_failed_leaves_nothing_posted(group: Any, late: int) -> None:
+    """A receive that stays lets all later messages from there be taken in, wanted or not."""
+
+    rank = group.rank()
+
+    def fails(seconds: float) -> None:
+        told = f"Rank {rank} successfully reached" if rank else "Rank [12] failed to pass"
+        with pytest.raises(dist.DistBackendError, match=told):
+            group.monitored_barrier(timedelta(seconds=seconds))
+        assert not group._messages.busy
+
+    if rank != late:
+        fails(0.2)
+    group.context.barrier()
+    if rank == late == 2:
+        fails(PATIENCE)  # rank 0's answer lies here
+    elif rank == late:
+        group.monitored_barrier()  # all had come
+    group.context.barrier()
+    into = torch.zeros(1)
+    group.send([torch.full((1,), float(rank))], (rank + 1) % 3).wait()
+    group.recv([into], (rank - 1) % 3).wait()
+    assert into == (rank - 1) % 3
+
+
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -253,10 +254,8 @@ class Collectives:
         if self._group.rank != 0:
             self._messages.send(0, tag, passed)
             answer = bytes_of(torch.zeros(1, dtype=torch.uint8, device="cpu"))
-            try:
+            with suppress(PgasTimeoutError):
                 self._messages.wait(self._messages.receive(0, tag, answer), seconds)
-            except PgasTimeoutError:
-                answer[0] = 0
             if not answer[0]:
                 raise PgasTimeoutError(
                     f"Rank {self._group.rank} successfully reached monitoredBarrier, but received "
@@ -280,14 +279,12 @@ class Collectives:
         peers = range(1, self._group.size)
         received = {peer: self._messages.receive(peer, tag, token.copy()) for peer in peers}
         absent: list[int] = []
-        for peer, message in received.items():
+        for peer, message in received.items():  # all, although the first one tells enough
             try:
                 self._messages.wait(message, max(0.0, deadline - time.monotonic()))
             except PgasTimeoutError:
                 absent.append(peer)
-                if not all_of_them:
-                    break
-        return absent
+        return absent if all_of_them else absent[:1]
 
     def stop(self, error: Exception) -> None:
         """End calls that are under way, and refuse new ones, with ``error``."""

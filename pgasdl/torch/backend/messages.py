@@ -114,14 +114,18 @@ class Messages:
         return message
 
     def wait(self, message: Message, seconds: float) -> None:
-        """Wait until ``message`` is done; after a timeout a caller may wait again.
+        """Wait until ``message`` is done.
 
-        MismatchError: its size differs from the receiver's memory.
+        A wait that fails ends a receive to which nothing has come: the next one gets the message.
+        Else a caller may wait again. MismatchError: its size differs from the receiver's memory.
         """
         with self._changed:
             self._n_waiting += 1
             try:
                 self._wait(message, seconds)
+            except BaseException as error:
+                self._withdraw(message, error)
+                raise
             finally:
                 self._n_waiting -= 1
                 self._wake()
@@ -144,12 +148,11 @@ class Messages:
                 )
             self._look(min(left, LOOK_SECONDS), message)
 
-    def cancel(self, message: Message, error: Exception) -> None:
-        """End a receive with ``error`` if nothing has come to it: the next one gets the message."""
-        with self._changed:
-            if message in self._receiving:
-                self._receiving.remove(message)
-                message.end(error)
+    def _withdraw(self, message: Message, error: BaseException) -> None:
+        if message in self._receiving:
+            self._receiving.remove(message)
+            why = ClosedError(f"the wait was ended by {type(error).__name__}")
+            message.end(error if isinstance(error, PgasError) else why)
 
     @property
     def busy(self) -> bool:

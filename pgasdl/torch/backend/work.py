@@ -9,10 +9,9 @@ from datetime import timedelta
 import torch
 from torch.futures import Future
 
-from pgasdl.errors import ClosedError, PgasError
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
-from pgasdl.torch.work import GroupWork, Result, as_torch, seconds_of
+from pgasdl.torch.work import GroupWork, Result, seconds_of, torch_errors
 
 
 class MessageWork(GroupWork):
@@ -40,15 +39,8 @@ class MessageWork(GroupWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait; raise what made it fail."""
-        try:
+        with torch_errors():
             self._messages.wait(self._message, seconds_of(timeout, self._seconds))
-        except PgasError as error:
-            self._messages.cancel(self._message, error)
-            raise as_torch(error) from error
-        except BaseException as error:
-            why = ClosedError(f"the wait was ended by {type(error).__name__}")
-            self._messages.cancel(self._message, why)
-            raise
         return super().wait(timeout)
 
     def source_rank(self) -> int:
