@@ -30,6 +30,10 @@ class Job(Protocol):
         """Set up a group of ``members``, in ascending order, all reachable."""
         ...
 
+    def give_up(self, members: tuple[int, ...]) -> None:
+        """Let the next group of ``members`` be another one than the one that was not completed."""
+        ...
+
     def accept(self, lost: Iterable[int]) -> None:
         """Allow groups although these ranks are lost."""
         ...

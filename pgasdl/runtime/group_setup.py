@@ -25,6 +25,7 @@ class GroupSetup:
         self._advice = "; ctx.survivors() gives the group of those left" if survivable else ""
         self._numbers: dict[tuple[int, ...], int] = {}
         self._unfinished: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
+        self._given_up: list[_native.GroupCore] = []  # late members may still write to them
         self._inside: dict[tuple[int, ...], object] = {}  # the thread that forms each
         self.accepted: frozenset[int] = frozenset()
 
@@ -42,6 +43,12 @@ class GroupSetup:
             return self._form(context, members, limit)
         finally:
             del self._inside[members]
+
+    def give_up(self, members: tuple[int, ...]) -> None:
+        """Let the next group of ``members`` be another one than the one that was not completed."""
+        if members in self._unfinished and members not in self._inside:
+            self._given_up.append(self._unfinished.pop(members)[0])
+            self._numbers[members] = self._numbers.get(members, 0) + 1
 
     def _form(
         self, context: _native.ContextCore, members: tuple[int, ...], limit: float

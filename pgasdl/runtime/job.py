@@ -58,6 +58,10 @@ class StartedJob:
         """Set up a group of ``members``, in ascending order, all reachable."""
         return self._groups.form(context, members, limit)
 
+    def give_up(self, members: tuple[int, ...]) -> None:
+        """Let the next group of ``members`` be another one than the one that was not completed."""
+        self._groups.give_up(members)
+
     def accept(self, lost: Iterable[int]) -> None:
         """Allow groups although these ranks are lost."""
         self._groups.accepted = frozenset(lost)

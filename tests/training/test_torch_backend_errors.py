@@ -261,6 +261,27 @@ def test_no_thread_is_left() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+@on_ranks(2, "mapped")
+def test_a_group_that_some_could_not_make_shifts_no_later_one(ctx: Any, mapped: bool) -> None:
+    shared = SharedContext(ctx, range(2), ours=False)
+    world = ProcessGroup(shared, range(2), ctx.rank, timedelta(seconds=PATIENCE))
+    for late in (1, 0, 1):
+        for rank in (1 - late, late):
+            if ctx.rank == rank:
+                with pytest.raises(pgasdl.PgasTimeoutError):
+                    ProcessGroup(shared, range(2), ctx.rank, timedelta(seconds=0.2))
+            ctx.barrier()
+    group = ProcessGroup(shared, range(2), ctx.rank, timedelta(seconds=PATIENCE))
+    for each in (group, world):
+        t = torch.ones(2)
+        each.allreduce([t], reduced(ReduceOp.SUM)).wait()
+        assert t.sum() == 4
+    ctx.barrier()
+    for each in (group, world):
+        each.shutdown()
+
+
 @on_ranks(2)
 def test_members_come_in_rising_order(ctx: Any) -> None:
     shared = SharedContext(ctx, range(2), ours=False)

@@ -69,6 +69,7 @@ class ProcessGroup(Refusals, Operations, _Base):  # type: ignore[misc]
             self._group = group = context.group(places, timeout=self._timeout)
             self._messages = Messages(context, group, self._timeout)
         except BaseException:
+            context._job.give_up(tuple(places))  # the next call means the next group, on all ranks
             shared.give_back(failed=True)
             raise
         self._collectives = Collectives(context, group, self._messages)
