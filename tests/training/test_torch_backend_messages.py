@@ -112,6 +112,28 @@ def test_a_wait_that_an_exception_ends_swallows_no_message(
     assert over() is None
 
 
+@ranks(2)
+def test_a_send_whose_wait_failed_sends_nothing_that_changed_since(group: Any) -> None:
+    """What had begun comes as it was then, what had not never. Gloo closes the connection."""
+    count, into = 700_001, torch.zeros(700_001)
+    if group.rank() == 0:
+        tensors = torch.ones(2, count)
+        begun, queued = (group.send([each], 1, tag) for tag, each in enumerate(tensors))
+        for work in (begun, queued):
+            with pytest.raises(dist.DistBackendError, match="Timed out"):
+                work.wait(timedelta(milliseconds=50))
+        assert queued.is_completed() and not begun.is_completed()
+        tensors.fill_(2)
+        group.context.barrier()
+        group.send([torch.full((count,), 3.0)], 1, 1).wait()
+        begun.wait()
+    else:
+        group.context.barrier()
+        for tag, value in enumerate((1, 3)):
+            group.recv([into], 0, tag).wait()
+            assert (into == value).all()
+
+
 @pytest.mark.parametrize("late", [0, 2])
 @ranks(3)
 def test_a_monitored_barrier_that_failed_leaves_nothing_posted(group: Any, late: int) -> None:

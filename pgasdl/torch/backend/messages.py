@@ -116,8 +116,9 @@ class Messages:
     def wait(self, message: Message, seconds: float) -> None:
         """Wait until ``message`` is done.
 
-        A wait that fails ends a receive to which nothing has come: the next one gets the message.
-        Else a caller may wait again. MismatchError: its size differs from the receiver's memory.
+        A wait that fails ends a message of which nothing was moved, and the next receive gets what
+        comes. Else a caller may wait again; what is left to be sent is copied, so that the memory
+        may change. MismatchError: its size differs from the receiver's memory.
         """
         with self._changed:
             self._n_waiting += 1
@@ -149,10 +150,16 @@ class Messages:
             self._look(min(left, LOOK_SECONDS), message)
 
     def _withdraw(self, message: Message, error: BaseException) -> None:
-        if message in self._receiving:
-            self._receiving.remove(message)
+        queues = [self._receiving, *(each.sending for each in self._peers)]
+        queue = next((each for each in queues if message in each), None)
+        if queue is None:
+            return  # it is over, or comes in
+        if not message.moved:
+            queue.remove(message)
             why = ClosedError(f"the wait was ended by {type(error).__name__}")
             message.end(error if isinstance(error, PgasError) else why)
+        elif not message.memory.flags.owndata:  # else an earlier wait has copied it
+            message.memory = message.memory.copy()
 
     @property
     def busy(self) -> bool:
