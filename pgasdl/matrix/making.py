@@ -228,7 +228,7 @@ def standard_normal(
     ----------
     seed : int
         0 <= seed. The elements depend on it and on their places alone: not on the layout, the
-        number of ranks or the shape.
+        number of ranks or the shape; a vector's are not those of a matrix of one column.
     where, shape, layout, dtype
         As for :func:`empty`.
 
