@@ -299,8 +299,9 @@ bool Liveness::end_process(Rank peer) {
     {
       const std::lock_guard lock(watch_mutex_);
       if (processes_.empty() || !processes_[place] || processes_[place].ended()) return killed;
-      killed |= processes_[place].kill();
-      if (!killed || deadline.passed()) {
+      const ProcessWatch& process = processes_[place];
+      killed |= process.kill();
+      if ((!killed && !process.ended()) || deadline.passed()) {
         throw Error(ErrorKind::kSystem,
                     text("survivors: rank ", peer, " has stopped, perhaps within a write to rank ",
                          rank_, ", and its process ", pids_[place],
