@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import jobs
 import pytest
 from support.environment import ONE_THREAD, environment
+from support.patience import until
 from support.starting import finished
 
 pytestmark = pytest.mark.full
@@ -47,28 +50,33 @@ def lighthouse() -> Iterator[str]:
     server.shutdown()
 
 
-def replica(name: str, address: str) -> subprocess.Popen[str]:
+def replica(name: str, address: str, output: Path) -> subprocess.Popen[bytes]:
     program = str(jobs.PROGRAMS / "torchft_replica.py")
-    return subprocess.Popen(
-        [sys.executable, program, name, address, str(SECONDS)],
-        env=environment(**ONE_THREAD), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, program, name, address, str(SECONDS)],
+            env=environment(**ONE_THREAD), stdout=file,
+        )  # fmt: skip
 
 
-def test_replicas_are_killed_and_come_back(lighthouse: str) -> None:
+def test_replicas_are_killed_and_come_back(lighthouse: str, tmp_path: Path) -> None:
     """Every step that anybody takes, alone or with another, has the loss of one process."""
-    lives, told, lost = replica("lives", lighthouse), "", 0
+    survivor, other = tmp_path / "lives", tmp_path / "dies"
+    lives, lost = replica("lives", lighthouse, survivor), 0
+    other.touch()
     try:
         while lives.poll() is None:
-            dies = replica("dies", lighthouse)
-            told += dies.stdout.readline()  # type: ignore[union-attr]
+            before = other.stat().st_size
+            dies = replica("dies", lighthouse, other)
+            until(lambda at=before: other.stat().st_size > at or lives.poll() is not None)
             time.sleep(0.5)
             dies.kill()
-            told += dies.communicate()[0].rpartition("\n")[0] + "\n"
+            dies.wait()
             lost += 1
-        told += lives.communicate()[0]
     finally:
         lives.kill()
+    # The last line of one that was killed may be cut off.
+    told = survivor.read_text() + "".join(re.findall(r"dies .*\n", other.read_text()))
     assert (lives.returncode, lost > 1) == (0, True)
     taken = [(int(step), loss) for _, step, _, loss in map(str.split, told.splitlines())]
     sys.path.insert(0, str(jobs.PROGRAMS))
