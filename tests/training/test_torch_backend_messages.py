@@ -113,6 +113,59 @@ def test_a_wait_that_an_exception_ends_swallows_no_message(
 
 
 @ranks(2)
+def test_a_signal_handler_that_comes_in_is_refused_where_it_would_do_harm(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While pieces are moved; and a wait, which would wait for what it interrupted."""
+    messages, into = group._messages, torch.zeros(1)
+    if group.rank() == 0:
+        once(monkeypatch, messages, "_post", lambda: refused(group))
+        group.send([torch.ones(1)], 1).wait()
+        once(monkeypatch, messages, "_next", lambda: (group.send([into + 2], 1), refused(group, 1)))
+        group.recv([into], 1, 1).wait()
+        assert into == 3
+    else:
+        for value in (1, 2):
+            group.recv([into], 0).wait()
+            assert into == value
+        group.send([torch.full((1,), 3.0)], 0, 1).wait()
+
+
+def refused(group: Any, first: int = 0) -> None:
+    calls = (
+        lambda: group.send([torch.ones(1)], 1).wait(),
+        lambda: group.recv([torch.zeros(1)], 1, 1).wait(),
+    )
+    for call in calls[first:]:
+        with pytest.raises(dist.DistBackendError, match="a handler of a signal"):
+            call()
+
+
+def once(patch: pytest.MonkeyPatch, of: Any, name: str, call: Callable[[], Any]) -> None:
+    """Make ``call`` in the next call of a method, as a handler of a signal."""
+    method = getattr(of, name)
+
+    def interrupted(*given: Any) -> Any:
+        patch.setattr(of, name, method)
+        call()
+        return method(*given)
+
+    patch.setattr(of, name, interrupted)
+
+
+@ranks(2)
+def test_an_exception_while_a_message_is_moved_ends_all(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who went on would write a piece twice, or lose one."""
+    once(monkeypatch, group._messages, "_post", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.send([torch.zeros(1)], 1 - group.rank())
+    with pytest.raises(dist.DistBackendError, match="KeyboardInterrupt came while messages"):
+        group.send([torch.zeros(1)], 1 - group.rank())
+
+
+@ranks(2)
 def test_a_send_whose_wait_failed_sends_nothing_that_changed_since(group: Any) -> None:
     """What had begun comes as it was then, what had not never. Gloo closes the connection."""
     count, into = 700_001, torch.zeros(700_001)

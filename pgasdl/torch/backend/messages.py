@@ -15,7 +15,8 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from pgasdl.errors import (
     PgasError,
     PgasTimeoutError,
     QueueFullError,
+    UnavailableError,
 )
 from pgasdl.group import Group
 from pgasdl.torch.backend.message import SLOTS, Arrival, Bytes, Message, Peer
@@ -38,6 +40,7 @@ LOOK_SECONDS = 0.1  # between two checks of what no notification reports
 SERVE_SECONDS = 1e-3  # that messages are left to threads which may be about to wait for them
 SERVED_ROUNDS = 100  # of that, without a new message, until serve() sleeps
 _HEADER = struct.Struct("<qQQQ")  # tag, bytes of the message, offset and bytes of the piece
+T = TypeVar("T")
 _HEADER_BYTES = 64  # the piece begins at a cache line
 
 
@@ -73,7 +76,8 @@ class Messages:
         self._receiving: list[Message] = []  # in the order of the calls
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._looks = False  # a thread waits for a notification
+        self._looks = 0  # the thread that waits for a notification
+        self._moving = False  # what is said of the rings does not hold
         self._n_waiting = 0  # threads in wait()
         self._wanted = threading.Condition(lock)  # serve() sleeps
         self._n_begun = 0
@@ -88,7 +92,8 @@ class Messages:
         with self._changed:
             self._note_begun()
             self._peers[peer].sending.append(message)
-            self._guarded(self._push, (peer,))
+            self._move(self._push, peer)
+            self._changed.notify_all()
         return message
 
     def when_over(self, message: Message, call: Callable[[], None]) -> None:
@@ -105,12 +110,8 @@ class Messages:
         with self._changed:
             self._note_begun()
             self._receiving.append(message)
-            places = range(len(self._peers)) if peer is None else (peer,)
-            for place in places:
-                self._take_arrived(place, message)
-                if message not in self._receiving:
-                    break
-            self._guarded(self._drain, places)
+            self._move(self._take, message)
+            self._changed.notify_all()
         return message
 
     def wait(self, message: Message, seconds: float) -> None:
@@ -121,6 +122,7 @@ class Messages:
         may change. MismatchError: its size differs from the receiver's memory.
         """
         with self._changed:
+            self._require_whole()
             self._n_waiting += 1
             try:
                 self._wait(message, seconds)
@@ -189,6 +191,7 @@ class Messages:
 
     def _note_begun(self) -> None:
         """Let serve() see to a new message, unless messages are refused."""
+        self._require_whole()
         self._require_open()
         self._n_begun += 1
         self._wake()
@@ -201,6 +204,7 @@ class Messages:
     def fail(self, error: Exception) -> None:
         """End every message that is under way, and refuse new ones, with ``error``."""
         with self._changed:
+            self._require_whole()
             self._fail(error)
 
     def close(self) -> None:
@@ -212,23 +216,25 @@ class Messages:
 
     def _look(self, seconds: float, until: Message | None = None) -> None:
         """Wait for a notification and act on it and others, or let another thread do that."""
+        me = threading.get_ident()
         if self._looks:
+            self._require_whole(self._looks != me)
             self._changed.wait(seconds)
             return
-        self._looks = True
+        self._looks = me
         try:
             raised = self._next(seconds)
             left = [] if raised is not None else self._left()
             if left:  # their last messages had arrived before they left
                 raised = self._next(0.0)
             while raised is not None and self._error is None:
-                self._obey(raised)
+                self._move(self._obey, raised)
                 raised = None if until is not None and until.over else self._next(0.0)
-            self._give_up(left)
+            self._move(self._give_up, left)
         except Exception as error:
             self._fail(error)
         finally:
-            self._looks = False
+            self._looks = 0
             self._changed.notify_all()
 
     def _next(self, seconds: float) -> int | None:
@@ -259,13 +265,27 @@ class Messages:
             self._peers[peer].raised.add(slot)
             self._drain(peer)
 
-    def _guarded(self, act: Callable[[int], None], peers: Iterable[int]) -> None:
+    def _move(self, act: Callable[[T], None], given: T) -> None:
+        """Let ``act`` change the rings; what ends it halfway ends all messages."""
+        self._moving = True
         try:
-            for peer in peers:
-                act(peer)
+            act(given)
         except PgasError as error:
             self._fail(error)
-        self._changed.notify_all()
+        except BaseException as error:
+            what = f"{type(error).__name__} came while messages of rank {self._context.rank} moved"
+            self._fail(ClosedError(f"{what}: destroy the process group, and make another one"))
+            raise
+        finally:
+            self._moving = False
+
+    def _require_whole(self, whole: bool = True) -> None:
+        """Refuse a handler of a signal that came into what it would have to wait for."""
+        if self._moving or not whole:
+            raise UnavailableError(
+                f"rank {self._context.rank}: a handler of a signal calls for a message while its "
+                "thread moves or awaits others: let it set a flag, and make the call elsewhere"
+            )
 
     def _push(self, peer: int) -> None:
         """Send pieces as long as there are free slots."""
@@ -313,6 +333,16 @@ class Messages:
         except QueueFullError:
             self._context.wait()
             post()
+
+    def _take(self, message: Message) -> None:
+        """Give a new receive what has come."""
+        places = range(len(self._peers)) if message.peer is None else (message.peer,)
+        for place in places:
+            self._take_arrived(place, message)
+            if message not in self._receiving:
+                break
+        for place in places:
+            self._drain(place)
 
     def _drain(self, peer: int) -> None:
         """Take the pieces that have come, in their order."""
