@@ -93,7 +93,8 @@ class Checkpoints:
         Raises
         ------
         CheckpointError
-            There is no other; or another user can write to the folder.
+            There is no other, or :meth:`save_sharded` wrote them; or another user can write to the
+            folder.
         OSError, MemoryError
             It cannot be read, and may be whole: no rank goes back for that alone.
         UnavailableError
@@ -157,10 +158,13 @@ class Checkpoints:
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = os.listdir(self.folder)
-        found = (self.folder / name for name in names)
-        paths = [each for each in found if each.suffix[1:] in suffixes and each.stem.isdecimal()]
+        found = [each for each in map(self.folder.joinpath, names) if each.stem.isdecimal()]
+        paths = [each for each in found if each.suffix[1:] in suffixes]
         if not paths:
-            return None
+            if not any(each.suffix[1:] in (*FORMATS, "sharded") for each in found):
+                return None
+            call = "load_last() reads" if "sharded" in suffixes else "open_last() opens"
+            raise CheckpointError(f"{self.folder} has only checkpoints that {call}")
         require_private(self.folder)
         for path in sorted(paths, key=order, reverse=True):
             try:

@@ -401,6 +401,18 @@ def test_another_version_is_told(two: Checkpoints) -> None:
         open_sharded(two.sharded_path(2))
 
 
+def test_a_folder_with_those_of_the_other_kind_alone_is_not_taken_for_none(
+    two: Checkpoints, tmp_path: Path
+) -> None:
+    """Training would begin anew."""
+    with pytest.raises(CheckpointError, match="only checkpoints that open_last"):
+        two.load_last()
+    one = Checkpoints(tmp_path / "one")
+    one.save(1, {})
+    with pytest.raises(CheckpointError, match="only checkpoints that load_last"):
+        one.open_last()
+
+
 def test_none_or_only_damaged_ones(two: Checkpoints, tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "nowhere").open_last() is None
     for iteration in (1, 2):
