@@ -62,6 +62,7 @@ def main(name: str, lighthouse: str, seconds: float) -> None:
         world_size=1,
         lighthouse_addr=lighthouse,
         timeout=timedelta(seconds=10),
+        init_sync=False,  # else one that begins beside another has no part in the first average
     )
     parallel, stepping = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
     began = time.monotonic()
