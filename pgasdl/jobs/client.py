@@ -88,7 +88,7 @@ class Client:
         """
         server = server or os.environ.get("PGASDL_JOB_SERVER", "")
         remote = "://" in server
-        near = default_file() if remote or not server else server
+        near = server if server and (token_file or not remote) else default_file()
         places = Places(Path(os.path.realpath(near)))
         if not remote:
             server = _url_of(places)

@@ -14,9 +14,15 @@ from pgasdl.trust import who_else_writes
 
 
 def default_file() -> Path:
-    """Return ``pgasdl/jobs.db`` in the user's state folder (XDG_STATE_HOME)."""
+    """Return ``pgasdl/jobs.db`` in the user's state folder (XDG_STATE_HOME).
+
+    ConfigError: the user has no home folder, as in some containers.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"
+    try:
+        base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"
+    except RuntimeError as error:
+        raise ConfigError("no home folder: set HOME or XDG_STATE_HOME, or name a file") from error
     return base / "pgasdl/jobs.db"
 
 

@@ -20,6 +20,7 @@ class StepEnd:
     stopped: bool  # it was asked to stop before it ended
     reason: str  # an error beside the program's own status, or ""
     ended: float  # seconds since 1970
+    last: str = ""  # what its program wrote last, if it failed
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StepEnd:

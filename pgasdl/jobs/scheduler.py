@@ -141,7 +141,8 @@ class Scheduler:
             self._fail(job, State.STOPPED, "a signal stopped its supervisor", columns)
         elif outcome.reason or outcome.status != 0:
             what = "its program" if outcome.kind == "run" else "pgasdl stage"
-            why = outcome.reason or f"{what} ended with {outcome.status}"
+            last = f": {outcome.last}" if outcome.last else ""
+            why = outcome.reason or f"{what} ended with {outcome.status}{last}"
             self._fail(job, State.FAILED, why, columns)
         elif staged:
             self._begin(job, "run")

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -27,6 +28,8 @@ COMMAND, LOCK, CONTROL, MESSAGES = "command.json", "lock", "control", "messages"
 BEGUN, OUTCOME = "outcome.begun", "outcome.json"
 
 _KILL_AFTER = 2.0  # seconds that the launcher gets beyond the grace of its ranks
+_TAIL = 16 << 10  # bytes of its output, in which to find why it failed
+_TOLD = re.compile(r"pgasdl run: rank (\d+) \(process \d+\) (was killed|ended with \d+:)?")
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -40,6 +43,7 @@ class Supervisor:
         self._begun = os.open(step / BEGUN, os.O_WRONLY)
         self._command: dict[str, Any] = json.loads((step / COMMAND).read_bytes())
         self._log = -1
+        self._tail = b""
         self._child: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._stopped = False
@@ -128,6 +132,7 @@ class Supervisor:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._output)
             return False
+        self._tail = (self._tail + data)[-_TAIL:]
         while data and not self._reason:
             try:
                 data = data[os.write(self._log, data) :]
@@ -145,6 +150,7 @@ class Supervisor:
             "stopped": self._stopped,
             "reason": self._reason,
             "ended": time.time(),
+            "last": _last(self._tail) if status else "",
         }
         if not os.fstat(self._begun).st_nlink:  # somebody removed the folder
             self._step.mkdir(0o700, parents=True, exist_ok=True)
@@ -153,6 +159,21 @@ class Supervisor:
         os.ftruncate(self._begun, length)
         os.fsync(self._begun)
         os.rename(self._step / BEGUN, self._step / OUTCOME)
+
+
+def _last(output: bytes) -> str:
+    """Return the last line, or the launcher's about a rank; if that has no reason, the rank's too.
+
+    Control characters, which a terminal would obey, are question marks.
+    """
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    last = lines[-1:]
+    for at, line in enumerate(lines):
+        if told := _TOLD.match(line):
+            own = [each for each in lines[:at] if each.startswith(f"[{told[1]}] ")]
+            last = [line] if told[2] else [*own[-1:], line]
+    words = "; ".join(line[:200] for line in last)
+    return "".join(each if each.isprintable() else "?" for each in words)
 
 
 def _drain(descriptor: int) -> bytes:

@@ -24,6 +24,17 @@ TOKEN = "t" * 32
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
+def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    for name in ("HOME", "XDG_STATE_HOME", "PGASDL_JOB_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(ConfigError, match="no home folder: set HOME or XDG_STATE_HOME"):
+        Client.find()
+
+
 @contextlib.contextmanager
 def answering(answer: Answer) -> Iterator[str]:
     """The URL of one that does with each connection what a test says."""

@@ -47,7 +47,8 @@ def test_a_job_from_submit_to_wait(shared: Server, say: Say) -> None:
     status, out, _ = say("log", job, "--follow")
     assert status == 0 and out == say("log", job)[1] and "[1] process" in out
     status, out, _ = say("wait", job)
-    assert (status, out) == (6, f"job {job} is failed: its program ended with 6\n")
+    assert status == 6 and out.startswith(f"job {job} is failed: its program ended with 6: ")
+    assert re.search(r": \[(\d)\] process \d+; pgasdl run: rank \1 ", out)
     assert re.search(rf"\n +{job} failed +2 .* mine\n", say("list")[1])
     assert json.loads(say("list", "--json", "-n", "1")[1])[0]["id"] == int(job)
     assert "status         6\n" in say("show", job)[1]

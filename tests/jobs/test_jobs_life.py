@@ -39,7 +39,8 @@ def test_a_training_is_restarted_and_resumes(shared: Server) -> None:
     ended = shared.client.wait(job)
     assert ended["state"] == "done", shared.log(job)
     reasons = [event.get("reason", "") for event in shared.client.events(job)]
-    assert "started again: its program ended with 137" in reasons
+    again = next(reason for reason in reasons if reason.startswith("started again: "))
+    assert re.search(r"with 137: pgasdl run: rank \d \(process \d+\) was killed by SIGKILL", again)
     found = re.findall(r"(\w+): began with (\d+), ended with (\w+)", shared.log(job))
     assert sorted((what, first) for what, first, _ in found) == [
         ("resumed", "4"), ("resumed", "4"), ("undisturbed", "0"), ("undisturbed", "0"),
@@ -195,6 +196,20 @@ def test_a_staging_that_fails_is_the_jobs_end(shared: Server) -> None:
     ended = shared.client.wait(job)
     assert ended["state"] == "failed" and "pgasdl stage ended with" in ended["reason"]
     assert "there_is_none.tar" in shared.log(job)
+
+
+def test_a_job_that_failed_says_why(shared: Server) -> None:
+    told = {
+        "raise ValueError('no such layer')": r"rank 0 .* ended with 1: ValueError: no such layer$",
+        "import sys; sys.exit('\\x1b[2J no data')": r": \[\d\] \?\[2J no data; pgasdl run: rank",
+        "import os; os._exit(5)": r"ended with 5: pgasdl run: rank \d .* ended with 5",
+    }
+    for number, (text, why) in enumerate(told.items()):
+        (shared.root / f"fails_{number}.py").write_text(text)
+        ended = shared.client.wait(shared.submit(f"fails_{number}.py", ranks=1 + (number > 0)))
+        assert ended["state"] == "failed" and re.search(why, ended["reason"]), ended["reason"]
+    ended = shared.client.wait(shared.submit("-m", "there_is_none"))
+    assert "No module named there_is_none" in ended["reason"]
 
 
 def test_what_was_there_at_the_request_is_looked_at_again(shared: Server, tmp_path: Path) -> None:
