@@ -8,7 +8,8 @@
     pgasdl run -n 2 apps/peers_bench.py remap
 
 ``write_notify``, collectives and ``model`` run each library in a job of its own, which rank 0
-asks in its turn; of a library the best of its variants is shown, beside the physical floor. ``mpi``
+asks in its turn; of a library the best of its variants is shown, beside the physical floor where
+ranks map each other's memory. ``mpi``
 measures transport mpi and mpi4py's own calls in the same ranks, ``rdma`` transport verbs and
 perftest on the same device. ``product`` and ``remap`` are of square matrices of float32: beside one
 process's BLAS with a thread for each rank; beside a copy of as many bytes, and ``MPI_Alltoallw``.
@@ -30,7 +31,7 @@ from bench.matrices import Matrices
 
 import pgasdl
 from pgasdl import models
-from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.errors import ConfigError
 from pgasdl.tools.bench.floors import Floors
 from pgasdl.tools.bench.options import check_rounds
 from pgasdl.tools.bench.ours import Ours
@@ -59,7 +60,7 @@ class Beside:
     """Ours, its floor and the jobs of other libraries. Every member is collective."""
 
     def __init__(
-        self, session: Session, floors: Floors, peers: Sequence[Peer], plan: str | None
+        self, session: Session, floors: Floors | None, peers: Sequence[Peer], plan: str | None
     ) -> None:
         self._context, self._ranks = session.context, session.ranks
         self._floors, self._ours = floors, Ours(session, plan)
@@ -72,7 +73,9 @@ class Beside:
     def writes(self, nbytes: int) -> tuple[Groups, Callable[[], None]]:
         """Return the contenders of a notified write, and a function that frees their memory."""
         (core, python), free = self._ours.notified_writes(nbytes)
-        ours = {"core": [core], "python": [python], "floor": self._floors.puts(nbytes)}
+        ours = {"core": [core], "python": [python]}
+        if self._floors is not None:
+            ours["floor"] = self._floors.puts(nbytes)
         asks = {
             name: {way: partial(Peer.ping, way=way, nbytes=nbytes) for way in ways}
             for name, ways in self._ways.items()
@@ -85,12 +88,10 @@ class Beside:
         handle, plan, free = self._ours.handle(count)
         array, fill_ns = self._ours.array(count)
         handle.name, array.name = plan, ""
-        ours = {
-            "segment": [handle],
-            "its floor": self._floors.layers([count]),
-            "array": [array],
-            "array's floor": self._floors.private_arrays(count, fill_ns),
-        }
+        ours = {"segment": [handle], "array": [array]}
+        if self._floors is not None:
+            ours["its floor"] = self._floors.layers([count])
+            ours["array's floor"] = self._floors.private_arrays(count, fill_ns)
         cuts = {"": [count]} | ({"4 MB pieces": cut} if len(cut := pieces(count)) > 1 else {})
         return ours | self._calls(cuts), free
 
@@ -111,9 +112,10 @@ class Beside:
             "4 MB pieces": pieces(sum(counts)),
             "fused": [sum(counts)],
         }
-        return {"pgasdl": [exchange], "floor": self._floors.layers(counts)} | self._calls(
-            cuts
-        ), free
+        ours = {"pgasdl": [exchange]}
+        if self._floors is not None:
+            ours["floor"] = self._floors.layers(counts)
+        return ours | self._calls(cuts), free
 
     def _calls(self, cuts: dict[str, list[int]], what: str = "allreduce") -> Groups:
         ranks = self._ranks
@@ -207,8 +209,6 @@ def compare_exchanges(
     session: Session, peers: Sequence[Peer], comparison: Comparison, given: argparse.Namespace
 ) -> None:
     """Measure writes, collectives or the gradients of networks."""
-    if session.floors is None:
-        raise UnavailableError("the floor is measured in memory that all ranks map")
     beside = Beside(session, session.floors, peers, given.plan)
     if given.op == "model":
         for name in given.models:
