@@ -109,8 +109,9 @@ def run(program: Any) -> None:
 def layout_of(name: str, shape: tuple[int, ...], size: int) -> Any:
     """Return a layout, of those that have names or others."""
     whole = (shape[0], shape[1] if len(shape) == 2 else 1)
-    if name == "dealt":
-        return pm.cyclic(whole, range(size), (2, 3), 2 if size % 2 == 0 else 1)
+    if name == "dealt":  # each tile takes its time in Python: there are a thousand at most
+        tile = max(2, whole[0] // 32), max(3, whole[1] // 32)
+        return pm.cyclic(whole, range(size), tile, 2 if size % 2 == 0 else 1)
     if name == "one":
         return pm.replicated(whole, [size - 1])
     return pm.columns(whole, [*range(size)][::-1][:3]) if name == "turned" else name

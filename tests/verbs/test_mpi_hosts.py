@@ -87,7 +87,7 @@ def test_training(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
 
 
 def test_verbs_carries(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
-    """MPI is only for meeting; tests/mpi/test_mpi_hosts.py has hosts whose data it carries."""
+    """MPI is only for meeting; tests/mpi/test_mpi_ways.py has hosts whose data it carries."""
     program = [sys.executable, "-u", str(JOINED), "shm shm verbs verbs"]
     output = told(found, [launch(found, program, SETTINGS)], tmp_path)
     assert [line for line in output.splitlines() if line.startswith("exact: ")] == [SAID], output
