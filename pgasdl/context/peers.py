@@ -112,6 +112,13 @@ class PeerCalls(Part):
         and nothing that a lost rank has begun to write lands in their memory any more. Over tcp and
         verbs its connections end. On one machine the process of a rank that was stopped is killed,
         for it may have been stopped within a write. Over MPI between machines nothing can be done.
+
+        Raises
+        ------
+        PeerLostError
+            Another rank was lost meanwhile.
+        PgasError
+            A process that was stopped cannot be killed.
         """
         while True:
             for rank in self._acknowledge():

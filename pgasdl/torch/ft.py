@@ -16,6 +16,12 @@ class ProcessGroupPgasdl(process_group.ProcessGroupWrapper):  # type: ignore[mis
 
     Each quorum makes a new context among its ranks; that of the quorum before ends first, at once,
     whatever waits in it. ``torchft.Manager(pg=ProcessGroupPgasdl(timeout), ...)`` takes it.
+
+    Parameters
+    ----------
+    timeout : timedelta
+        For meeting, and the default of every call. A call that exceeds it, or loses a rank, raises
+        what the backend "pgasdl" raises there.
     """
 
     _pg: ProcessGroup | None

@@ -16,7 +16,7 @@ from support.environment import ONE_THREAD, environment
 from support.patience import until
 from support.starting import finished
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]  # its modules take a minute or two
 
 MODULES = [
     "torchft.process_group_test",
