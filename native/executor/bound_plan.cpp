@@ -315,7 +315,7 @@ bool BoundPlan::advance_lane(std::size_t number, Lock& lock) {
         lane.call = Lane::Call::kNone;
         break;
       case PlanStep::Kind::kFlush:
-        if (!context_.complete(context_.plan_queue())) return moved;
+        if (!context_.sent(context_.plan_queue())) return moved;
         break;
     }
     moved = true;

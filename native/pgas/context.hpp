@@ -119,6 +119,8 @@ class Context {
   // awaited event can no longer come. The transport's answer, except that it ignores faults of
   // ranks that left in peace and of losses that survivors() accepted.
   bool complete(QueueId queue);
+  // Likewise: whether sources of writes may change.
+  bool sent(QueueId queue);
   // gaspi_wait: everything posted on `queue` before is locally complete.
   Outcome wait(QueueId queue, Deadline deadline);
   // gaspi_notify_waitsome: finds a raised id of [first, first + count), round-robin.
@@ -205,6 +207,7 @@ class Context {
   void drain(Deadline deadline);
   // Ends waits of streams that must not last; true if none of their work is left.
   bool look_after_streams(bool a_rank_is_lost);
+  bool ask(QueueId queue, bool (Transport::*question)(QueueId));
   [[noreturn]] void refuse_use() const;
   void flush_devices() const;
   [[noreturn]] void refuse_rank(Rank peer, const char* operation) const;

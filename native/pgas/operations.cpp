@@ -335,9 +335,12 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
               [&] { return transport_->post_read(queue, peer, transfers.get(), &flag); });
 }
 
-bool Context::complete(QueueId id) {
+bool Context::complete(QueueId id) { return ask(id, &Transport::complete); }
+bool Context::sent(QueueId id) { return ask(id, &Transport::sent); }
+
+bool Context::ask(QueueId id, bool (Transport::*question)(QueueId)) {
   try {
-    return transport_->complete(id);
+    return (*transport_.*question)(id);
   } catch (const Error& error) {
     // A plan's late write to a rank that has given it up.
     if (error.kind() == ErrorKind::kSegment && id == plan_queue()) return false;

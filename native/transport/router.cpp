@@ -124,6 +124,12 @@ bool Router::complete(QueueId queue) {
   return all;
 }
 
+bool Router::sent(QueueId queue) {
+  bool all = true;
+  for (const auto& transport : transports_) all &= transport->sent(queue);
+  return all;
+}
+
 std::size_t Router::connections(QueueId queue) const {
   std::size_t all = 0;
   for (const auto& transport : transports_) all += transport->connections(queue);

@@ -42,6 +42,7 @@ class Router final : public Transport {
     return to(peer).connecting(queue, peer);
   }
   bool complete(QueueId queue) override;
+  bool sent(QueueId queue) override;
   bool lost_answers(QueueId queue, Rank peer) override {
     return to(peer).lost_answers(queue, peer);
   }

@@ -149,6 +149,8 @@ class Transport {
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
   // True if everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
+  // True if all sources of writes on `queue`, which has nothing else, may change.
+  virtual bool sent(QueueId queue) { return complete(queue); }
   // A read or an atomic on `queue` to `peer` was lost since the last call: no wait may go on.
   virtual bool lost_answers(QueueId /*queue*/, Rank /*peer*/) { return false; }
   // mark() identifies the requests posted on `queue` to `peer` so far; reached() tells whether they

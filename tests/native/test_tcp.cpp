@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "check.hpp"
@@ -88,11 +89,48 @@ void no_answers_are_taken() {
   CHECK(n_sent / sizeof(TcpFrame) >= 1 << 20);
 }
 
+// Sources may change once the kernel has their bytes, long before the peer acknowledges them.
+void sources_have_left() {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+  const UniqueFd events(epoll_create1(EPOLL_CLOEXEC)), peer(ends[1]);
+  TcpQueue queue;
+  const TcpRequests::Listener nobody{[] {}, [](TcpRequests&) {}, [] {}};
+  TcpRequests requests(TcpSocket(ends[0]), events.get(), 1, queue, 1, nobody);
+  requests.begin_events();
+  CHECK(requests.sent());
+  std::vector<std::byte> source(4 << 20, std::byte{7}), taken;
+  LocalSegment local;
+  local.data = source.data();
+  RemoteSegment remote;
+  remote.keep = std::make_shared<std::uint32_t>(3);
+  const Transfer transfer{&local, 0, &remote, 0, source.size()};
+  CHECK(requests.write({&transfer, 1}, nullptr));
+  CHECK(!requests.sent());
+  while (!requests.sent()) {
+    std::byte some[1 << 16];
+    const ssize_t got = recv(peer.get(), some, sizeof some, 0);
+    if (got > 0) taken.insert(taken.end(), some, some + got);
+  }
+  std::ranges::fill(source, std::byte{8});
+  for (std::byte some[1 << 16];;) {
+    const ssize_t got = recv(peer.get(), some, sizeof some, 0);
+    if (got <= 0) break;
+    taken.insert(taken.end(), some, some + got);
+  }
+  const auto first = taken.begin() + sizeof(TcpFrame);
+  CHECK(std::count(first, first + static_cast<std::ptrdiff_t>(source.size()), std::byte{7}) ==
+        static_cast<std::ptrdiff_t>(source.size()));
+  CHECK(!queue.complete());
+  requests.drop("the test ends", false);
+}
+
 }  // namespace
 
 int main() {
   no_descriptor_is_free();
   no_answers_are_taken();
+  sources_have_left();
   flag_is_last(over_tcp(), 3, 512, 40);
   flag_is_last(over_tcp(), 2, 20000, 10);
   lists_and_reads(over_tcp(), 40);

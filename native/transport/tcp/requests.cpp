@@ -123,6 +123,12 @@ void TcpRequests::drop(const std::string& why, bool renewed) {
   end_locked(why);
 }
 
+bool TcpRequests::sent() {
+  const std::lock_guard lock(leave_mutex_);
+  if (backlog() != 0) flush_locked();
+  return backlog() == 0;
+}
+
 void TcpRequests::ask() {
   const std::lock_guard lock(leave_mutex_);
   ask_locked();

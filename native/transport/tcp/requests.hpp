@@ -41,6 +41,8 @@ class TcpRequests final : public TcpStream {
   // Ends the connection, and reports no loss: the peer's is known, or, `renewed`, there will be
   // another connection.
   void drop(const std::string& why, bool renewed);
+  // All has left.
+  bool sent();
   // Asks for an acknowledgement of all that was posted so far.
   void ask();
   // It ended before a read or an atomic was answered; once.

@@ -218,6 +218,18 @@ bool TcpTransport::complete(QueueId queue) {
   return all.complete();
 }
 
+// The kernel has a copy of what has left, long before the peer acknowledges it.
+bool TcpTransport::sent(QueueId queue) {
+  slot(queue, 0);
+  queues_[queue].faults.raise();
+  bool all = true;
+  for (Rank peer = 0; peer < size_; ++peer) {
+    TcpRequests* const requests = slot(queue, peer).requests.load(std::memory_order_acquire);
+    if (requests != nullptr) all &= requests->sent();
+  }
+  return all;
+}
+
 bool TcpTransport::lost_answers(QueueId queue, Rank peer) {
   TcpRequests* const requests = slot(queue, peer).requests.load(std::memory_order_acquire);
   return requests != nullptr && requests->lost_answers();

@@ -41,6 +41,7 @@ class TcpTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
+  bool sent(QueueId queue) override;
   bool lost_answers(QueueId queue, Rank peer) override;
   std::uint64_t mark(QueueId queue, Rank peer) const override;
   bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override;
