@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pgasdl.footprint import Footprint as Footprint
     from pgasdl.group import Group as Group
     from pgasdl.runtime.init import init as init
+    from pgasdl.runtime.join import join as join
     from pgasdl.segment import Segment as Segment
     from pgasdl.training.exchange import GradientExchange as GradientExchange
     from pgasdl.training.owner import Block as Block
@@ -91,6 +92,7 @@ _HOMES = {
     "training.exchange": ["GradientExchange"],
     "training.owner": ["Block"],
     "runtime.init": ["init"],
+    "runtime.join": ["join"],
     "versions": ["show_versions"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -14,7 +14,7 @@ from pgasdl.transports import TRANSPORTS, Transport
 class Launch:
     """The place of this process in its job."""
 
-    kind: str  # one of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, torch, loopback
+    kind: str  # one of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, store, loopback
     # This rank's number, and the number of ranks.
     rank: int
     size: int

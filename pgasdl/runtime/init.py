@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgasdl")
 # A rank that cannot begin waits for so many seconds, until the others have heard why.
 _LAST_WORDS = 2.0
+_open: weakref.WeakSet[Context] = weakref.WeakSet()  # and closed ones that the program keeps
 
 
 def init(
@@ -72,7 +73,7 @@ def init(
     UnavailableError
         The transport is not available; says why.
     ClosedError
-        This process has a context already.
+        This process has a context already: :func:`join` makes several.
     PgasTimeoutError, PeerLostError
 
     Notes
@@ -84,7 +85,7 @@ def init(
     config = Config.from_environment(
         rank=rank, size=size, transport=transport, timeout=timeout, **settings
     )
-    _start_log(config.log)
+    start_log(config.log)
     if config.transport not in OFFERED:
         raise UnavailableError(
             f'transport "{config.transport}" is for ranks that are threads, through '
@@ -99,7 +100,9 @@ def init(
     else:
         launch = detect(config)
         store = bootstrap.connect(config, launch)
-    return start_joined(config, launch, store, mpi)
+    context = start_joined(config, launch, store, mpi)
+    set_current(context)
+    return context
 
 
 def start_joined(
@@ -114,9 +117,7 @@ def start_joined(
     except BaseException:
         store.close(drain=0.0)
         raise
-    if current() is None:
-        set_current(context)
-    _at_exit(context)
+    _open.add(context)
     _on_signal()
     return context
 
@@ -155,7 +156,8 @@ def start(
     return context
 
 
-def _start_log(level: str) -> None:
+def start_log(level: str) -> None:
+    """Log to standard error, unless the program has set up logging."""
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("pgasdl: %(message)s"))
@@ -164,18 +166,13 @@ def _start_log(level: str) -> None:
     log.setLevel(level.upper())
 
 
-def _at_exit(context: Context) -> None:
-    reference = weakref.ref(context)
-
-    def leave() -> None:
-        open_context = reference()
-        if open_context is not None:
-            error = getattr(sys, "last_value", None)
-            if error is not None and not open_context.closed:
-                open_context._job.report(open_context, error)
-            open_context.close(failed=error is not None)
-
-    atexit.register(leave)
+@atexit.register
+def _leave() -> None:
+    error = getattr(sys, "last_value", None)
+    for context in list(_open):
+        if error is not None and not context.closed:
+            context._job.report(context, error)
+        context.close(failed=error is not None)
 
 
 def _on_signal() -> None:
@@ -188,6 +185,6 @@ def _on_signal() -> None:
 
 
 def _dump(number: int, frame: object) -> None:
-    context = current()
-    if context is not None:
-        context.dump_flight_record("on SIGUSR1")
+    for context in list(_open):
+        if not context.closed:
+            context.dump_flight_record("on SIGUSR1")

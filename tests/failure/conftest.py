@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from failure_harness import PROGRAMS
@@ -23,7 +24,8 @@ def job(zygote: Zygote) -> Iterator[Callable[..., Job]]:
     started: list[Job] = []
 
     def start(program: str, n: int, *arguments: object, **options: object) -> Job:
-        started.append(Job(zygote, PROGRAMS / program, n, *arguments, **options))  # type: ignore[arg-type]
+        beside: dict[str, Any] = {"folders": [PROGRAMS.parent], **options}
+        started.append(Job(zygote, PROGRAMS / program, n, *arguments, **beside))
         return started[-1]
 
     yield start

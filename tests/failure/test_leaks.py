@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from failure_harness import PROGRAMS, launched
@@ -14,12 +15,13 @@ from tiers import full
 
 TIMES = int(os.environ.get("PGASDL_LEAK_TIMES", "0"))
 DEFAULT = {"allreduce": 1000, "segment": 1000, "bind": 500, "disagree": 500, "group": 300,
-           "errors": 1000, "exchange": 200}  # fmt: skip
+           "errors": 1000, "exchange": 200, "join": 500}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", full(DEFAULT, quick=1))
-def test_repetition_leaves_nothing(job: Callable[..., Job], what: str) -> None:
-    ranks = job("repeats.py", 2, what, TIMES or DEFAULT[what], PGASDL_TIMEOUT="60")
+def test_repetition_leaves_nothing(job: Callable[..., Job], tmp_path: Path, what: str) -> None:
+    times = TIMES or DEFAULT[what]
+    ranks = job("repeats.py", 2, what, times, PGASDL_TIMEOUT="60", STORE_FOLDER=str(tmp_path))
     assert ranks.ended(seconds=120 + TIMES / 50) == [0, 0], ranks.transcript()
     for rank in (0, 1):
         held = ranks.event(rank, "held")

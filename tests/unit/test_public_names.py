@@ -26,7 +26,7 @@ NAMES = {
         "Collective ConfigError Context Counters DataError Footprint GradientExchange Group "
         "JobError LayerTimes LayoutError Limits MismatchError NotificationError PeerLostError "
         "PgasError PgasTimeoutError PlanError PoolFullError QueueError QueueFullError RankError "
-        "Segment SegmentError Traffic UnavailableError Waits init show_versions"
+        "Segment SegmentError Traffic UnavailableError Waits init join show_versions"
     ),
     "pgasdl.checkpoint": "CheckpointError Checkpoints FORMATS Shard Sharded load open_sharded",
     "pgasdl.input": "Batches Iterations Loader Prefetcher Records",

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from pgasdl import _native
 from pgasdl.config import Config
-from pgasdl.context import Context, current
-from pgasdl.errors import BootstrapError, ConfigError, PgasError, PgasTimeoutError
+from pgasdl.context import Context, current, set_current
+from pgasdl.errors import ConfigError, PgasError
 from pgasdl.group import Group
-from pgasdl.runtime import bootstrap
+from pgasdl.runtime import join
 from pgasdl.runtime.init import start_joined
-from pgasdl.topology import Launch
 from pgasdl.transports import is_by_mpi
 
 # Start-up's own deadlines; a whole day would hide a rank that never comes.
@@ -125,7 +120,10 @@ def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> Sha
     else:
         seconds = min(timeout.total_seconds(), MOST_SECONDS)
         config = Config.from_environment(rank=rank, size=size, timeout=seconds)
-        shared = SharedContext(_started(store, rank, size, config), ranks, ours=True)
+        context = _started(store, config, os.environ.get("MASTER_ADDR", ""))
+        if own is None:
+            set_current(context)
+        shared = SharedContext(context, ranks, ours=True)
     _shared.append(shared)
     return shared
 
@@ -135,57 +133,20 @@ def meet_apart(store: Any, rank: int, size: int, timeout: timedelta) -> SharedCo
     seconds = min(timeout.total_seconds(), MOST_SECONDS)
     config = Config.from_environment(rank=rank, size=size, timeout=seconds)
     # MASTER_ADDR is that of each part of the job.
-    context = _started(store, rank, size, config, socket.gethostname())
+    context = _started(store, config, socket.gethostname())
     return SharedContext(context, range(size), ours=True)
 
 
-def _started(
-    store: Any, rank: int, size: int, config: Config, own_host: str | None = None
-) -> Context:
-    if is_by_mpi(config.transport):
-        from pgasdl.runtime.mpi.meet import join
+def _started(store: Any, config: Config, own_host: str) -> Context:
+    if not is_by_mpi(config.transport):
+        return join.meet(store, "pgasdl", config, own_host)
+    from pgasdl.runtime.mpi.meet import join as join_mpi
 
-        joined = join(None, config)
-        if (joined.launch.rank, joined.launch.size) != (rank, size):
-            raise ConfigError(
-                f"rank {rank} of {size} of the process group is rank {joined.launch.rank} of "
-                f"{joined.launch.size} of MPI: give init_process_group MPI's numbers"
-            )
-        return start_joined(config, joined.launch, joined.store, joined.world)
-    # A secret and a store that our launcher prepared belong to the program's own context.
-    config = dataclasses.replace(config, secret_fd=None, store=None)
-    own_host = own_host or os.environ.get("MASTER_ADDR", "")
-    with _introduced(store, rank, size, own_host) as launch:
-        return start_joined(config, launch, bootstrap.connect(config, launch), None)
-
-
-@contextmanager
-def _introduced(store: Any, rank: int, size: int, own_host: str) -> Iterator[Launch]:
-    """Find this rank's place on its machine; agree on a name that no other job has.
-
-    Once all ranks have started, or this one has failed, its keys go: the next job in the same store
-    must not take them for its own.
-    """
-    mine = {f"pgasdl/host/{rank}": _native.host_identity()}
-    if rank == 0:
-        mine |= {"pgasdl/job": secrets.token_hex(16), "pgasdl/master": own_host}
-    for key, value in mine.items():
-        store.set(key, value)
-    try:
-        try:
-            hosts = [store.get(f"pgasdl/host/{other}") for other in range(size)]
-            job, master = (store.get(f"pgasdl/{key}").decode() for key in ("job", "master"))
-        except RuntimeError as error:
-            raise PgasTimeoutError(
-                f"rank {rank}: not all {size} ranks came to the store: {error}"
-            ) from error
-        near = [other for other in range(size) if hosts[other] == hosts[rank]]
-        if len(near) < size and not master:
-            raise BootstrapError("ranks on several machines: set MASTER_ADDR to rank 0's host")
-        yield Launch(
-            "torch", rank, size, near.index(rank), len(near), f"torch:{job}", master or None
+    joined = join_mpi(None, config)
+    launch = joined.launch
+    if (launch.rank, launch.size) != (config.rank, config.size):
+        raise ConfigError(
+            f"rank {config.rank} of {config.size} of the process group is rank {launch.rank} of "
+            f"{launch.size} of MPI: give init_process_group MPI's numbers"
         )
-    finally:
-        for key in mine:
-            with suppress(RuntimeError):  # the store may be gone
-                store.delete_key(key)
+    return start_joined(config, launch, joined.store, joined.world)

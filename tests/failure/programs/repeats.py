@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
+from folder_store import FolderStore
+from joins import use
 from rank_tools import say
 
 import pgasdl
@@ -89,8 +92,17 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
         each.gradients.delete()
         ctx.state.servers.clear()
 
+    numbers = itertools.count()
+    folder = os.environ.get("STORE_FOLDER", "")
+
+    def join() -> None:
+        name = f"context {next(numbers)}"
+        with pgasdl.join(FolderStore(folder), name, rank=ctx.rank, size=ctx.size) as each:
+            use(each, 1)
+
     return {
         "allreduce": reduce,
+        "join": join,
         "segment": segment,
         "bind": bind,
         "disagree": disagree,
