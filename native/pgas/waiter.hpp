@@ -8,6 +8,7 @@
 #include <atomic>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "pgas/counters.hpp"
 #include "pgas/liveness.hpp"
@@ -147,10 +148,14 @@ class Waiter {
     const bool eager = receives && start - deadline.since() < kLong;
     const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;
     const std::uint64_t ticks_to_yield = ticks_of(yield);
-    for (const std::uint64_t yields = ticks(); ticks() - yields < ticks_to_yield;) {
+    const bool sleeps = spin != 0 && !transport_.needs_progress();
+    for (std::uint64_t now = ticks(), yields = now; now - yields < ticks_to_yield;) {
+      if (sleeps && now - crowded_.load(std::memory_order_relaxed) < ticks_of(kCrowdStays)) break;
       std::this_thread::yield();
       if (ready()) return Outcome::kDone;
       check(what);
+      const std::uint64_t before = std::exchange(now, ticks());
+      if (now - before > ticks_of(kCrowded)) crowded_.store(now, std::memory_order_relaxed);
     }
     Note note(liveness_, cause, deadline, what);
     for (;;) {
@@ -200,6 +205,11 @@ class Waiter {
                         std::memory_order_relaxed);
     ticks_known_.store(true, std::memory_order_relaxed);
   }
+  // With other work on its core a yield takes until that has had its turn, some milliseconds, while
+  // a sleeper runs as soon as it is woken. A yield this long shows other work; so for a while waits
+  // sleep without a yield, where something wakes them.
+  static constexpr Nanoseconds kCrowded = std::chrono::microseconds(200);
+  static constexpr Nanoseconds kCrowdStays = std::chrono::milliseconds(50);
   static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
   static constexpr Nanoseconds kReceiving = std::chrono::milliseconds(20);
   static constexpr Nanoseconds kLong = std::chrono::seconds(1);
@@ -216,6 +226,7 @@ class Waiter {
   // Starts as if a tick were a nanosecond, which makes waits too short rather than too long.
   std::atomic<double> ticks_per_ns_{1.0};
   std::atomic<bool> ticks_known_{false};
+  std::atomic<std::uint64_t> crowded_{0};  // when a yield took long, in ticks
   const Nanoseconds yield_;
   std::atomic<int> n_expected_{0};
 };
