@@ -234,7 +234,7 @@ def test_to_look_at_a_matrix_keeps_nothing(ctx: Any) -> None:
         np.copyto(a, seen)  # would be lost
 
 
-@contract(ranks=2, timeout=0.3)
+@contract(ranks=2, timeout=0.5)  # init's, too, in a guest that has just booted
 @pytest.mark.parametrize("n", [20, 1000])
 def test_what_timed_out_goes_on_by_the_same_call(ctx: Any, n: int) -> None:
     """With the elements that it asked for; its text names who is missing at once."""

@@ -187,7 +187,7 @@ def test_a_master_writes_and_reads_checkpoints(ctx: Any) -> None:
     assert pm.serve(ctx, program) in (True, None)
 
 
-@contract(ranks=2, timeout=0.3)
+@contract(ranks=2, timeout=0.5)  # init's, too, in a guest that has just booted
 def test_a_worker_that_takes_nothing_is_told(ctx: Any) -> None:
     pm.zeros(ctx, (2, 2))
     ctx.barrier(timeout=10)

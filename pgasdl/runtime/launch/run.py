@@ -349,7 +349,10 @@ class _Launcher:
         """Name the rank that failed first, in a line; one that only lost another did not."""
         n = self._job.n_ranks
         if self._status == 0 and n > 1 and len(self._ended_well) == n and not self._server.came:
-            self._output.message(f"pgasdl run: no rank called pgasdl.init: {n} runs by themselves")
+            self._output.message(
+                f"pgasdl run: no rank called pgasdl.init: {n} runs by themselves, unless they met "
+                "through a store of torch.distributed or of their own"
+            )
         if not self._failed or self._status != 0:
             return
         first = min(self._failed, key=lambda entry: entry.lost_another)
