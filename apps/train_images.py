@@ -128,6 +128,15 @@ def compare(course: Course, team: Team) -> None:
     print(f"picture: {given.picture}; the losses differ by at most {worst:.1e}")
 
 
+def made(stack: ExitStack) -> Path:
+    """Make pictures in a folder that goes with ``stack``."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder goes, too
+    temporary = tempfile.TemporaryDirectory(prefix="pgasdl-pictures-")
+    folder = Path(stack.enter_context(temporary), "pictures")
+    pictures.make(folder)
+    return folder
+
+
 def main() -> None:
     """Join the job, train, and compare with one process."""
     given = options()
@@ -135,11 +144,9 @@ def main() -> None:
     with ExitStack() as stack:
         with pgasdl.init() as ctx:
             team = Team(ctx, plan=given.plan)
-            if team.rank == 0 and not given.data:  # this rank finds the files, and tells the others
-                signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder goes, too
-                temporary = tempfile.TemporaryDirectory(prefix="pgasdl-pictures-")
-                folder = Path(stack.enter_context(temporary), "pictures")
-                pictures.make(folder)
+            if not given.data:
+                folder = made(stack) if team.rank == 0 else Path()
+                folder = Path(team.told(str(folder)))
                 given.data, given.test = str(folder / "train"), str(folder / "test")
             began = time.monotonic()
             course = train(team, given)

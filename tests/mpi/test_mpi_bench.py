@@ -36,7 +36,7 @@ def test_the_kernel_copies_for_open_mpi(mpi: Row, monkeypatch: pytest.MonkeyPatc
     }
     peer = Peer("openmpi-cma", 2, replace(kind, environ=environ))
     try:
-        assert len(peer.allreduce([1 << 20], 3, paced=True, fill_share=1.0)) == 3
+        assert len(peer.collective([1 << 20], 3, paced=True, fill_share=1.0)) == 3
         words = os.pread(peer._words.fileno(), 1 << 20, 0).decode()
     finally:
         peer.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import two_hosts
-from support.mpi_rows import Row, across
+from support.mpi_rows import ROWS, Row, across
 from support.places import TESTS
 
 JOINED = TESTS / "verbs/programs/joined.py"
@@ -34,7 +34,9 @@ SETTINGS = {
 }
 
 
+# Debian's Open MPI 4.1 has no windows between hosts for programs with threads, but by UCX.
 @pytest.mark.full
+@pytest.mark.parametrize("mpi", [name for name in ROWS if name != "debian_openmpi"], indirect=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way(mpi: Row, way: str, tmp_path: Path) -> None:
     two_hosts.require()

@@ -9,6 +9,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from support import launcher
 from support.places import APPS
 from tiers import full
 
@@ -45,6 +46,12 @@ def trained(size: int, arguments: str, until: int | None = None, **transport: An
         return course
 
     return loopback.run(size, program, **transport)
+
+
+@pytest.mark.gate
+def test_the_program_tells_all_ranks_where_the_pictures_are() -> None:
+    done = launcher.run("-n", "2", str(APPS / "train_images.py"), *SHORT.split(), timeout=100)
+    assert re.search(r"sha256 \w{16}, the same bits on 2 ranks", done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("size", full([3, 2, 4], quick=1))

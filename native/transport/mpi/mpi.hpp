@@ -59,6 +59,8 @@ class MpiTransport final : public Transport {
   bool receives_in_progress() const override { return world_->needs_help(); }
   void progress() override;
   void lost(Rank peer) override;
+  // MPI's launchers end all ranks when one is killed: its process stays.
+  bool forget(Rank) override { return true; }
 
  private:
   using Handle = MpiLibrary::Handle;

@@ -159,14 +159,15 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
     library_->check(library_->create(base, bytes, group.communicator, &window.board),
                     "MPI_Win_create", -1);
   } else {
-    // One page more, to begin at a page boundary.
+    // One page more, to begin at a page boundary. Whole pages: where neighbours do not map each
+    // other, MPICH 4.0.2 takes the next one's memory to begin earlier than it does.
     void* memory = nullptr;
     const bool near =
         std::includes(near_.begin(), near_.end(), group.members.begin(), group.members.end());
     window.shared = near && !bound;
-    library_->check(
-        library_->allocate(bytes + page, near, group.communicator, &memory, &window.board),
-        "MPI_Win_allocate", -1);
+    library_->check(library_->allocate(round_up(bytes, page) + page, near, group.communicator,
+                                       &memory, &window.board),
+                    "MPI_Win_allocate", -1);
     const auto at = reinterpret_cast<std::uint64_t>(memory);
     shift = round_up(at, page) - at;
     base = static_cast<std::byte*>(memory) + shift;

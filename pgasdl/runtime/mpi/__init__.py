@@ -31,6 +31,9 @@ Known defects and their workarounds (tests/mpi/test_mpi_defects.py fails when on
 - MPICH 4.0.2 (Debian 12) calls its library libmpich.so.12, but mpi4py's wheels ask for
   libmpi.so.12: mpi4py has to be built for it, and ``runtime/launch/mpiexec.py`` says how. If PyPI's
   mpich lies beside Python, that build takes its mpi.h and misses MPI_Buffer_iflush.
+- MPICH 4.0.2 (Debian 12): in a window of several hosts that MPI_Win_allocate made, bytes put to a
+  rank of the same host land eight bytes too early, where windows' sizes are no multiple of a page.
+  We ask for whole pages (tests/mpi/test_mpi_ways.py; no program of MPI's calls alone showed it).
 - MPICH 4.0.2 (Debian 12): MPI_Win_unlock_all of a window over existing memory may wait for ranks
   outside of the window, until they call MPI. Ranks with a context do so at every heartbeat; other
   ranks of the job have to do it themselves.
