@@ -46,6 +46,6 @@ class Job(Protocol):
         """Write the flight record."""
         ...
 
-    def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
-        """Leave the job: the context is closed."""
+    def leave(self, context: _native.ContextCore, patience: float) -> None:
+        """Leave the job: the context is closed. Let others leave first, for so many seconds."""
         ...

@@ -24,6 +24,8 @@ from pgasdl.pool import Pool
 from pgasdl.segment import SegmentTable
 from pgasdl.topology import Topology
 
+_PATIENCE = 5.0  # seconds for others to leave the job's store before who serves it
+
 
 class Context(MemoryCalls, CollectiveCalls, PeerCalls, Reports, _native.ContextCore):
     """One rank of a job. Made by :func:`init`; use it in a ``with`` statement.
@@ -89,6 +91,10 @@ class Context(MemoryCalls, CollectiveCalls, PeerCalls, Reports, _native.ContextC
 
         ``failed``: this rank failed, and the others' waits raise PeerLostError.
         """
+        self._end(failed=failed, patience=0.0 if failed else _PATIENCE)
+
+    def _end(self, *, failed: bool, patience: float) -> None:
+        """Leave the job; ``patience``: most seconds to let others leave its store first."""
         if self.closed:
             return
         self._close(failed)
@@ -96,7 +102,7 @@ class Context(MemoryCalls, CollectiveCalls, PeerCalls, Reports, _native.ContextC
         self._arrays.clear()
         self.state.clear()
         self._pool.clear()
-        self._job.leave(self, failed=failed)
+        self._job.leave(self, patience)
 
     def __enter__(self) -> Self:
         return self

@@ -95,11 +95,11 @@ class StartedJob:
         name = f"pgasdl-{self._topology.launch.job_id}-rank-{context.rank}.txt"
         flight_record.dump(context._record(), reason, self._config.trace, name, to_file=to_file)
 
-    def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
-        """Leave the job: the context is closed."""
+    def leave(self, context: _native.ContextCore, patience: float) -> None:
+        """Leave the job: the context is closed. Let others leave first, for so many seconds."""
         if any(row.by_mpi for row in self._topology.routes.rows):
             from pgasdl.runtime.mpi.shutdown import note_losses
 
             note_losses(context.rank, context._health())
         # Ranks in one process share a store object that must outlive them.
-        self.store.close(drain=0.0 if failed else 5.0)
+        self.store.close(drain=patience)

@@ -101,8 +101,14 @@ def join(
     if is_by_mpi(config.transport):
         raise UnavailableError(f"{place}: transport mpi joins by pgasdl.init(comm=...) only")
     start_log(config.log)
-    if store.add(f"pgasdl/{uuid}/joined/{rank}", 1) != 1:
-        raise ConfigError(f"{place} has joined {uuid!r} already: take a new uuid each time")
+    return meet_once(store, uuid, config)
+
+
+def meet_once(store: KeyValueStore, uuid: str, config: Config) -> Context:
+    """Make a context among the ranks that use ``uuid`` in ``store``; ConfigError: it was used."""
+    place = f"rank {config.rank} of {config.size}"
+    if store.add(f"pgasdl/{uuid}/joined/{config.rank}", 1) != 1:
+        raise ConfigError(f"{place}: the uuid {uuid!r} was already used: take a new one each time")
     return meet(store, f"pgasdl/{uuid}", config, socket.gethostname(), once=True)
 
 

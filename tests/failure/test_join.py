@@ -72,7 +72,7 @@ def test_several_contexts_of_one_process(store: FolderStore) -> None:
 def test_a_name_is_used_once(store: FolderStore) -> None:
     with pgasdl.join(store, "once", rank=0, size=1):
         pass
-    with pytest.raises(ConfigError, match="rank 0 of 1 has joined 'once' already: take a new uuid"):
+    with pytest.raises(ConfigError, match="rank 0 of 1: the uuid 'once' was already used"):
         pgasdl.join(store, "once", rank=0, size=1)
 
 

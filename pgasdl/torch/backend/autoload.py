@@ -16,6 +16,8 @@ def register() -> None:
 
 
 def _create(*given: Any) -> Any:
-    from pgasdl.torch.backend.group import create
-
+    if getattr(given[0], "enable_reconfigure", False):  # PyTorch 2.14 and newer
+        from pgasdl.torch.backend.reconfigure import create
+    else:
+        from pgasdl.torch.backend.group import create
     return create(*given)

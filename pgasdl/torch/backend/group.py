@@ -53,11 +53,23 @@ class ProcessGroup(Refusals, Operations, _Base):  # type: ignore[misc]
     def __init__(
         self, shared: SharedContext, ranks: Sequence[int], rank: int, timeout: timedelta
     ) -> None:
-        super().__init__(rank, len(ranks))
-        self._rank, self._size, self._ranks = rank, len(ranks), tuple(ranks)
+        self._begin_apart(rank, len(ranks), timeout)
+        self._enter(shared, ranks, rank)
+
+    def _begin_apart(self, rank: int, size: int, timeout: timedelta) -> None:
+        """Set up what it has without members."""
+        _Base.__init__(self, rank, size)
+        self._rank, self._size = rank, size
         self._n_splits = self._n_calls = 0
         self._timeout = timeout.total_seconds()
         self._name, self._description = "", ""
+        self._coalesced: list[GroupWork] | None = None
+        self._closed = False
+        self._server: threading.Thread | None = None  # of messages, from the first one on
+
+    def _enter(self, shared: SharedContext, ranks: Sequence[int], rank: int) -> None:
+        """Become a group of ``ranks``."""
+        self._rank, self._size, self._ranks = rank, len(ranks), tuple(ranks)
         self._shared = shared
         self.context = context = shared.context
         if list(ranks) != sorted(ranks):  # torch.distributed sorts them, too
@@ -74,9 +86,6 @@ class ProcessGroup(Refusals, Operations, _Base):  # type: ignore[misc]
             raise
         self._collectives = Collectives(context, group, self._messages)
         self._work_queue = WorkQueue("pgasdl-collectives")
-        self._coalesced: list[GroupWork] | None = None
-        self._closed = False
-        self._server: threading.Thread | None = None  # of messages, from the first one on
         _open.add(self)
 
     # --- queries of torch.distributed
@@ -96,6 +105,8 @@ class ProcessGroup(Refusals, Operations, _Base):  # type: ignore[misc]
     def size(self) -> int:
         """Return the number of members."""
         return self._size
+
+    getRank, getSize = rank, size  # noqa: N815 - C++ asks by these names
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -173,17 +184,21 @@ class ProcessGroup(Refusals, Operations, _Base):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Give up everything that it holds. Idempotent."""
-        whole = self._work_queue.whole and not self._messages.failed
-        self.refuse(ClosedError("the process group was destroyed"))
         if self._closed:
             return
         self._closed = True
+        self._leave_members("the process group was destroyed")
+
+    def _leave_members(self, why: str, *, at_once: bool = False) -> None:
+        """Give up what it has with its members; ``at_once``: they may leave much later."""
+        whole = self._work_queue.whole and not self._messages.failed
+        self.refuse(ClosedError(why))
         _open.discard(self)
         self._work_queue.close(self._timeout, self._timeout)
         self._end_server()
         if not self.context.closed:
             self._shared.leave(self._group, self._give_up, whole=whole)
-        self._shared.give_back()
+        self._shared.give_back(at_once=at_once)
 
     def _give_up(self) -> None:
         self._messages.close()

@@ -71,13 +71,15 @@ class SharedContext:
         give_up()
         return True
 
-    def give_back(self, *, failed: bool = False) -> None:
-        """One process group fewer uses it."""
+    def give_back(self, *, failed: bool = False, at_once: bool = False) -> None:
+        """One process group fewer uses it; ``at_once``: others may leave much later."""
         self._n_users -= 1
         if self._n_users == 0:
             if self in _shared:
                 _shared.remove(self)
-            if self._ours and not self.context.closed:
+            if self._ours and at_once:
+                self.context._end(failed=failed, patience=0.0)
+            elif self._ours:
                 self.context.close(failed=failed)
 
 

@@ -12,14 +12,17 @@ from pgasdl.errors import UnavailableError
 
 _HOOKS = "wait for what the call returns, or for its future"
 _NEW_GROUP = "destroy the group, and call init_process_group with the ranks that are to be in it"
+_ENABLED = (
+    "init_process_group(..., enable_reconfigure=True) of PyTorch 2.14 makes a group that has it"
+)
 REFUSED = {
     "_add_ephemeral_timeout": "give the call a timeout, or the group one by set_timeout",
     "_register_on_completion_hook": _HOOKS,
     "_wait_for_pending_works": _HOOKS,
-    "get_reconfigure_handle": _NEW_GROUP,
+    "get_reconfigure_handle": _ENABLED,
     "merge_remote_group": f"a new rank needs another context: {_NEW_GROUP}",
     "new_window": "pgasdl.torch.Window puts into peers' tensors",
-    "reconfigure": _NEW_GROUP,
+    "reconfigure": _ENABLED,
     "register_abort_hook": _HOOKS,
     "register_post_hook": _HOOKS,
     "register_pre_hook": _HOOKS,
