@@ -148,7 +148,7 @@ class Waiter {
     const bool eager = receives && start - deadline.since() < kLong;
     const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;
     const std::uint64_t ticks_to_yield = ticks_of(yield);
-    const bool sleeps = spin != 0 && !transport_.needs_progress();
+    const bool sleeps = spin != 0 && is_woken();
     for (std::uint64_t now = ticks(), yields = now; now - yields < ticks_to_yield;) {
       if (sleeps && now - crowded_.load(std::memory_order_relaxed) < ticks_of(kCrowdStays)) break;
       std::this_thread::yield();
@@ -167,8 +167,7 @@ class Waiter {
       check(what);
       const Nanoseconds left = deadline.left();
       if (left.count() <= 0) return note.time_is_over(deadline);
-      if (wake_word != nullptr && !transport_.needs_progress() &&
-          n_expected_.load(std::memory_order_relaxed) == 0) {
+      if (is_woken()) {
         wake_word->sleep(armed, left);
       } else {
         // The longer the wait so far, the less another sleep matters: two percent of it. A flag
@@ -191,6 +190,11 @@ class Waiter {
       }
       if (ready()) return Outcome::kDone;
     }
+  }
+  // Whether every event that this rank may wait for ends a sleep.
+  bool is_woken() const {
+    return liveness_.wake_word() != nullptr && !transport_.needs_progress() &&
+           n_expected_.load(std::memory_order_relaxed) == 0;
   }
   std::uint64_t ticks_of(Nanoseconds time) const {
     return static_cast<std::uint64_t>(static_cast<double>(time.count()) *

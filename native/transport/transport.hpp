@@ -174,8 +174,9 @@ class Transport {
   virtual void reconnect(Rank /*peer*/) {}
   // `peer` is gone, and requests to it will not complete.
   virtual void lost(Rank /*peer*/) {}
-  // Go on without it. True: nothing that it wrote or writes lands in memory here any more. False:
-  // that is certain only once its process has ended, for it may have been stopped within a copy.
+  // Go on without it. True: nothing that it wrote or writes lands in memory here any more, or its
+  // process must stay all the same. False: that is certain only once its process has ended, for it
+  // may have been stopped within a copy.
   virtual bool forget(Rank /*peer*/) { return false; }
   // Why there never was a connection with `peer`; "" if there was, or it is being made.
   virtual std::string unreached(Rank /*peer*/) const { return ""; }

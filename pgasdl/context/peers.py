@@ -111,7 +111,7 @@ class PeerCalls(Part):
         Before it every wait ends with PeerLostError; afterwards waits work again, among survivors,
         and nothing that a lost rank has begun to write lands in their memory any more. Over tcp and
         verbs its connections end. On one machine the process of a rank that was stopped is killed,
-        for it may have been stopped within a write. Over MPI between machines nothing can be done.
+        for it may have been stopped within a write. Over MPI nothing can be done.
 
         Raises
         ------

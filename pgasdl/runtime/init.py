@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import weakref
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from pgasdl import _native
@@ -118,6 +119,9 @@ def start_joined(
         store.close(drain=0.0)
         raise
     _open.add(context)
+    # Before what was registered until now, such as the end of PyTorch's groups.
+    atexit.unregister(_leave_all)
+    atexit.register(_leave_all)
     _on_signal()
     return context
 
@@ -166,13 +170,17 @@ def start_log(level: str) -> None:
     log.setLevel(level.upper())
 
 
-@atexit.register
-def _leave() -> None:
+def _leave_all() -> None:
+    with ExitStack() as stack:  # one that cannot be closed keeps no other open
+        for context in list(_open):
+            stack.callback(_leave, context)
+
+
+def _leave(context: Context) -> None:
     error = getattr(sys, "last_value", None)
-    for context in list(_open):
-        if error is not None and not context.closed:
-            context._job.report(context, error)
-        context.close(failed=error is not None)
+    if error is not None and not context.closed:
+        context._job.report(context, error)
+    context.close(failed=error is not None)
 
 
 def _on_signal() -> None:

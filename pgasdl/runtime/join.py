@@ -98,18 +98,19 @@ def join(
     lacks = [name for name in _CALLS if not hasattr(store, name)]
     if lacks:
         raise ConfigError(f"{place}: a {type(store).__name__} is no store: no {', '.join(lacks)}")
+    start_log(config.log)
+    prefix = claim(store, uuid, config)
+    return meet(store, prefix, config, socket.gethostname(), once=True)
+
+
+def claim(store: KeyValueStore, uuid: str, config: Config) -> str:
+    """Return the prefix with which this rank may :meth:`meet` others once."""
+    place = f"rank {config.rank} of {config.size}"
     if is_by_mpi(config.transport):
         raise UnavailableError(f"{place}: transport mpi joins by pgasdl.init(comm=...) only")
-    start_log(config.log)
-    return meet_once(store, uuid, config)
-
-
-def meet_once(store: KeyValueStore, uuid: str, config: Config) -> Context:
-    """Make a context among the ranks that use ``uuid`` in ``store``; ConfigError: it was used."""
-    place = f"rank {config.rank} of {config.size}"
     if store.add(f"pgasdl/{uuid}/joined/{config.rank}", 1) != 1:
         raise ConfigError(f"{place}: the uuid {uuid!r} was already used: take a new one each time")
-    return meet(store, f"pgasdl/{uuid}", config, socket.gethostname(), once=True)
+    return f"pgasdl/{uuid}"
 
 
 def meet(

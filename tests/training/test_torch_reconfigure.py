@@ -136,6 +136,7 @@ def test_what_is_refused(ranks: Ranks, uuid: int, handles: list[str], says: str)
     options = SimpleNamespace(uuid=uuid, handles=order, timeout=None)
     with pytest.raises(dist.DistBackendError, match=says):
         group.reconfigure(options)
+    assert total(group) == 1  # it has the members that it had
 
 
 def test_before_it_has_members_calls_are_refused(ranks: Ranks) -> None:

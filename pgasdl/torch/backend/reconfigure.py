@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch._C import _distributed_c10d as c10d
 
 from pgasdl.config import Config
 from pgasdl.errors import ClosedError, ConfigError
-from pgasdl.runtime.join import meet_once
+from pgasdl.runtime import join
 from pgasdl.torch.backend.group import ProcessGroup
 from pgasdl.torch.backend.meet import MOST_SECONDS, SharedContext, keep
 from pgasdl.torch.work import GroupWork, as_torch, seconds_of, torch_errors
@@ -69,13 +70,14 @@ class ReconfigurableGroup(ProcessGroup):
             if order.count(self._handle) != 1 or len(set(order)) != len(order):
                 raise ConfigError(f"{len(order)} handles: each rank's once, this one's among them")
             seconds = seconds_of(options.timeout, self._timeout)
-            self._end_members("the process group was reconfigured")
+            rank, size = order.index(self._handle), len(order)
             config = Config.from_environment(
-                rank=order.index(self._handle), size=len(order), timeout=min(seconds, MOST_SECONDS)
+                rank=rank, size=size, timeout=min(seconds, MOST_SECONDS)
             )
-            context = meet_once(self._store, str(options.uuid), config)
-            shared = SharedContext(context, range(len(order)), ours=True)
-            self._enter(shared, shared.ranks, order.index(self._handle))
+            prefix = join.claim(self._store, str(options.uuid), config)
+            self._end_members("the process group was reconfigured")
+            context = join.meet(self._store, prefix, config, socket.gethostname(), once=True)
+            self._enter(SharedContext(context, range(size), ours=True), range(size), rank)
             self._joined = True
             context.barrier(timeout=seconds)  # nobody goes on to others while one still enters
         work = GroupWork([])
